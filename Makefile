@@ -1,0 +1,145 @@
+# Decoupled DiLoCo operator.
+#
+#   make demo           install what is missing, build, train a real ensemble from a sample job on real text
+#   make test           the same for all tests
+#   make                build everything into build/<variant>
+#   make deps           install the Debian packages that build, demo and tests need, saying what each is for
+#   make unit           unit tests only
+#   make integration    tests with real processes on loopback only
+#   make sanitize       unit tests under address, undefined and thread sanitizers
+#   make test-compat    open our weights in transformers (own venv from PyPI)
+#   make bench          benchmarks, compared with yardsticks in the same run; figures in build/results/
+#   make lint           formatting, static analysis, include rules, banned calls
+#   make lint-selftest  plants a fault for each gate and expects it to turn red
+#   make install        programs, library and header below $(DESTDIR)$(PREFIX)
+#   make clean          remove build/
+#
+# Variables: SAN=address|undefined|thread  DEBUG=1  V=1 (show commands)  PREFIX=/usr/local  JOB=job.yaml (for demo)
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+
+SAN ?=
+DEBUG ?=
+PREFIX ?= /usr/local
+VARIANT := $(if $(SAN),san-$(SAN),$(if $(DEBUG),debug,release))
+BUILD := build/$(VARIANT)
+Q := $(if $(V),,@)
+CC := gcc
+
+WARN := -Wall -Wextra -Werror -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla \
+  -Wwrite-strings -Wformat=2 -Wundef -Wswitch-enum
+HARDEN := -D_FORTIFY_SOURCE=2 -fstack-protector-strong
+CFLAGS_ALL := -std=gnu11 -g -fPIC -pthread -I. -D_GNU_SOURCE -ffp-contract=off -fno-math-errno $(WARN)
+LDFLAGS_ALL := -pthread -Wl,-z,relro,-z,now
+ifneq ($(SAN),)
+  CFLAGS_ALL += -O1 -fno-omit-frame-pointer -fsanitize=$(SAN) $(if $(filter undefined,$(SAN)),-fno-sanitize-recover=all)
+  LDFLAGS_ALL += -fsanitize=$(SAN)
+else ifneq ($(DEBUG),)
+  CFLAGS_ALL += -O0
+else
+  CFLAGS_ALL += -O2 $(HARDEN)
+endif
+CFLAGS_ALL += $(CFLAGS)
+# Numeric kernels: worth -O3, and still without contraction or reassociation, so that bits agree between machines.
+KERNEL_CFLAGS := $(if $(SAN)$(DEBUG),,-O3)
+
+LIBS := -lwebsockets -lcurl -lyaml -lcjson -lopenblas -lsqlite3 -lssl -lcrypto -lz -lm
+
+# A component is all sources below its folder; main_*.c are programs.
+sources = $(shell find $(1) -name '*.c' ! -name 'main_*.c' 2>/dev/null | LC_ALL=C sort)
+objects = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+
+COMPONENTS := common syncer worker operator sim
+$(foreach c,$(COMPONENTS),$(eval SRC_$(c) := $(call sources,$(c))))
+LIB_SRC := $(call sources,worker/link) $(SRC_common)
+
+PROGRAM_SRC := $(shell find $(COMPONENTS) -name 'main_*.c' | LC_ALL=C sort)
+program_name = $(BUILD)/bin/$(subst _,-,$(patsubst main_%.c,%,$(notdir $(1))))
+PROGRAMS := $(foreach p,$(PROGRAM_SRC),$(call program_name,$(p)))
+
+UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c))
+UNIT_BIN := $(patsubst tests/unit/test_%.c,$(BUILD)/unit/%,$(UNIT_SRC))
+BENCH_SRC := $(sort $(wildcard tests/bench/bench_*.c))
+BENCH_BIN := $(patsubst tests/bench/bench_%.c,$(BUILD)/bench/%,$(BENCH_SRC))
+TOOL_SRC := $(sort $(wildcard tests/integration/tool_*.c))
+TOOL_BIN := $(patsubst tests/integration/tool_%.c,$(BUILD)/tools/%,$(TOOL_SRC))
+
+ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
+
+.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench lint lint-selftest install clean FORCE
+all: programs library
+programs: $(PROGRAMS)
+library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
+
+help:
+	@sed -n '/^# /,/^$$/s/^# \{0,1\}//p' Makefile
+
+# --- compiling -----------------------------------------------------------------------------------------------------------
+
+# Objects depend on the flags that they were built with.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS_ALL) $(KERNEL_CFLAGS)' > $@
+
+# Kernels are named by their folder.
+$(BUILD)/obj/syncer/merge/%.o $(BUILD)/obj/common/codec%.o $(BUILD)/obj/worker/model/%.o: KERNEL := $(KERNEL_CFLAGS)
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC   $<"
+	$(Q)$(CC) $(CFLAGS_ALL) $(KERNEL) -MMD -MP -c -o $@ $<
+
+define archive_rule
+$(BUILD)/lib/$(1).a: $(call objects,$(SRC_$(1)))
+	@mkdir -p $$(@D)
+	@rm -f $$@
+	$$(Q)ar rcsD $$@ $$^
+endef
+$(foreach c,$(COMPONENTS),$(eval $(call archive_rule,$(c))))
+
+$(BUILD)/lib/libdiloco.a: $(call objects,$(LIB_SRC))
+	@mkdir -p $(@D)
+	@rm -f $@
+	$(Q)ar rcsD $@ $^
+
+# Only the public functions (diloco_*) are visible from outside the shared library.
+$(BUILD)/lib/libdiloco.so: $(call objects,$(LIB_SRC)) worker/link/libdiloco.map
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared $(LDFLAGS_ALL) -Wl,--version-script=worker/link/libdiloco.map -Wl,-soname,libdiloco.so.0 -o $@ \
+	  $(call objects,$(LIB_SRC)) -lssl -lcrypto -lyaml -lcjson -lm
+
+define program_rule
+$(call program_name,$(1)): $(call objects,$(1)) $(ARCHIVES)
+	@mkdir -p $$(@D)
+	@echo "  LD   $$@"
+	$$(Q)$(CC) $(LDFLAGS_ALL) $(if $(SAN),,-pie) -o $$@ $$< -Wl,--as-needed -Wl,--start-group $(ARCHIVES) -Wl,--end-group $(LIBS)
+endef
+$(foreach p,$(PROGRAM_SRC),$(eval $(call program_rule,$(p))))
+
+define test_binary
+	@mkdir -p $(@D)
+	@echo "  LD   $@"
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--as-needed -Wl,--start-group $(ARCHIVES) -Wl,--end-group $(LIBS) -lcunit
+endef
+$(BUILD)/unit/%: $(BUILD)/obj/tests/unit/test_%.o $(ARCHIVES)
+	$(test_binary)
+$(BUILD)/bench/%: $(BUILD)/obj/tests/bench/bench_%.o $(ARCHIVES)
+	$(test_binary)
+$(BUILD)/tools/%: $(BUILD)/obj/tests/integration/tool_%.o $(ARCHIVES)
+	$(test_binary)
+
+.SECONDARY:
+-include $(shell find $(BUILD)/obj -name '*.d' 2>/dev/null)
+
+# --- running -------------------------------------------------------------------------------------------------------------
+
+deps:
+	@tests/deps.sh
+
+unit: $(UNIT_BIN)
+	@tests/run_unit.sh $(BUILD) $(UNIT_BIN)
+
+clean:
+	rm -rf build

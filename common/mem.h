@@ -1,0 +1,60 @@
+/* Ownership helpers: the scope owns, handing over is visible.
+ *
+ *     DL_AUTO_FREE char *path = dl_strdup(...);   released at the end of the scope
+ *     return dl_take(path);                       handed to the caller
+ *
+ * Pure, any layer. */
+#ifndef DL_COMMON_MEM_H
+#define DL_COMMON_MEM_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static inline void dl_cleanup_free(void *pointer)
+{
+    free(*(void **)pointer);
+}
+
+static inline void dl_cleanup_fd(const int *fd)
+{
+    if (*fd >= 0) {
+        close(*fd);
+    }
+}
+
+static inline void dl_cleanup_file(FILE **file)
+{
+    if (*file != NULL) {
+        fclose(*file);
+    }
+}
+
+#define DL_AUTO_FREE __attribute__((cleanup(dl_cleanup_free)))
+#define DL_AUTO_FD __attribute__((cleanup(dl_cleanup_fd)))
+#define DL_AUTO_FILE __attribute__((cleanup(dl_cleanup_file)))
+
+/* Hands the pointer over: the variable becomes NULL, so that its cleanup does nothing. */
+#define dl_take(pointer)                 \
+    ({                                   \
+        __typeof__(pointer) taken_ = (pointer); \
+        (pointer) = NULL;                \
+        taken_;                          \
+    })
+
+#define DL_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define DL_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define DL_MAX(a, b) ((a) > (b) ? (a) : (b))
+
+/* Memory aligned to 64 bytes (a cache line, an AVX-512 register), zeroed; free() releases it. NULL when there is none. */
+static inline void *dl_alloc_aligned(size_t bytes)
+{
+    size_t rounded = (bytes + 63) & ~(size_t)63;
+    void *memory = rounded < bytes ? NULL : aligned_alloc(64, rounded == 0 ? 64 : rounded);
+    if (memory != NULL) {
+        __builtin_memset(memory, 0, rounded == 0 ? 64 : rounded);
+    }
+    return memory;
+}
+
+#endif

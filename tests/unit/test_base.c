@@ -1,0 +1,82 @@
+/* Errors, random numbers, hashes. */
+#include <math.h>
+#include <string.h>
+
+#include "common/err.h"
+#include "common/hash.h"
+#include "common/rng.h"
+#include "tests/unit/unit.h"
+
+static void test_err_text_and_wrap(void)
+{
+    struct dl_err err;
+    CU_ASSERT_EQUAL(dl_err_set(&err, DL_EINVAL, "quorum %d", 9), DL_EINVAL);
+    CU_ASSERT_STRING_EQUAL(err.text, "quorum 9");
+    CU_ASSERT_EQUAL(dl_err_wrap(&err, "job %s", "a"), DL_EINVAL);
+    CU_ASSERT_STRING_EQUAL(err.text, "job a: quorum 9");
+    CU_ASSERT_EQUAL(dl_err_errno(&err, DL_EIO, 2, "open %s", "x"), DL_EIO);
+    CU_ASSERT_STRING_EQUAL(err.text, "open x: No such file or directory");
+}
+
+static void test_err_long_text_is_marked_as_cut(void)
+{
+    char lengthy[2 * DL_ERR_TEXT_MAX];
+    memset(lengthy, 'x', sizeof lengthy - 1);
+    lengthy[sizeof lengthy - 1] = 0;
+    struct dl_err err;
+    dl_err_set(&err, DL_EIO, "%s", lengthy);
+    CU_ASSERT_EQUAL(strlen(err.text), DL_ERR_TEXT_MAX - 1);
+    CU_ASSERT_STRING_EQUAL(err.text + DL_ERR_TEXT_MAX - 4, "...");
+    dl_err_wrap(&err, "context");
+    CU_ASSERT_EQUAL(strncmp(err.text, "context: xxx", 12), 0);
+    CU_ASSERT_STRING_EQUAL(err.text + DL_ERR_TEXT_MAX - 4, "...");
+}
+
+/* Known answer of Philox4x32-10 for a zero key and counter (Random123's test vectors); words are handed out last first. */
+static void test_rng_known_answer(void)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, 0, 0);
+    uint32_t got[4];
+    for (int i = 0; i < 4; i++) {
+        got[i] = dl_rng_u32(&rng);
+    }
+    struct dl_rng again;
+    dl_rng_init(&again, 0, 0);
+    for (int i = 0; i < 4; i++) {
+        CU_ASSERT_EQUAL(dl_rng_u32(&again), got[i]);
+    }
+    CU_ASSERT_EQUAL(got[3], UINT32_C(0x6627e8d5));
+    CU_ASSERT_EQUAL(got[2], UINT32_C(0xe169c58d));
+    CU_ASSERT_EQUAL(got[1], UINT32_C(0xbc57ac4c));
+    CU_ASSERT_EQUAL(got[0], UINT32_C(0x9b00dbd8));
+}
+
+static void test_rng_moments_and_bounds(void)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, 7, dl_rng_stream("test", 1, 2));
+    double sum = 0, squares = 0;
+    enum { draws = 100000 };
+    for (int i = 0; i < draws; i++) {
+        double x = (double)dl_rng_normal(&rng);
+        sum += x;
+        squares += x * x;
+        CU_ASSERT_FATAL(dl_rng_below(&rng, 3) < 3);
+        float u = dl_rng_uniform(&rng);
+        CU_ASSERT_FATAL(u >= 0 && u < 1);
+    }
+    CU_ASSERT(fabs(sum / draws) < 0.02);
+    CU_ASSERT(fabs(squares / draws - 1) < 0.02);
+    CU_ASSERT_NOT_EQUAL(dl_rng_stream("test", 1, 2), dl_rng_stream("test", 2, 1));
+}
+
+static void test_hash_is_xxh3(void)
+{
+    CU_ASSERT_EQUAL(dl_hash64("", 0, 0), UINT64_C(0x2d06800538d394c2));
+    CU_ASSERT_NOT_EQUAL(dl_hash64("a", 1, 0), dl_hash64("a", 1, 1));
+}
+
+UNIT_MAIN("base", {"err text and wrap", test_err_text_and_wrap}, {"err cut", test_err_long_text_is_marked_as_cut},
+          {"rng known answer", test_rng_known_answer}, {"rng moments", test_rng_moments_and_bounds},
+          {"hash", test_hash_is_xxh3})
