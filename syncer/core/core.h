@@ -1,0 +1,194 @@
+/* sy_core: what a syncer shard decides. Membership, rounds, quorum, grace window, weights, pacing, warm-up, completion.
+ *
+ * Pure: it is given an event and the time, and queues actions; it opens no socket, reads no clock, starts no thread and,
+ * once made, allocates nothing. The same code runs behind the server, in replay and in simulation. Owned by one thread.
+ *
+ * How a round goes (ALGORITHM.md, "Syncer, round t"): idle -> pulling (PULL sent to every live learner) -> quorum reached,
+ * grace window -> closed (MERGE queued) -> sy_core_on_committed -> idle again, BROADCAST queued. Rounds of different
+ * fragments overlap freely; one fragment has at most one round under way.
+ *
+ * The shell's duty: after every sy_core_on_* / sy_core_tick call, take actions with sy_core_next_action until none is left;
+ * call sy_core_tick no later than sy_core_next_deadline. */
+#ifndef DL_SYNCER_CORE_H
+#define DL_SYNCER_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/err.h"
+#include "common/spec.h"
+#include "common/wire.h"
+
+struct sy_core; /* Opaque. */
+
+#define SY_NO_MEMBER UINT32_MAX
+
+enum sy_phase {
+    SY_WAITING_FOR_LEARNERS, /* No version of some fragment yet, and nobody to seed it. */
+    SY_SEEDING,              /* The first state is on its way from one learner. */
+    SY_WARMUP,               /* Interval warm-up. */
+    SY_TRAINING,
+    SY_WAITING_FOR_QUORUM,   /* Fewer live learners than the quorum: rounds wait, learners train on. */
+    SY_FINISHING,            /* Budget reached: every fragment is merged once more. */
+    SY_ENDED,                /* Stop was sent; see sy_core_stop_result. */
+};
+const char *sy_phase_name(enum sy_phase phase); /* "WaitingForLearners", ... */
+
+enum sy_leave { SY_LEAVE_GOODBYE, SY_LEAVE_PREEMPTED, SY_LEAVE_LOST, SY_LEAVE_SUPERSEDED, SY_LEAVE_PROTOCOL };
+
+/* One learner's part in a merge; participants are in ascending learner id. */
+struct sy_participant {
+    uint32_t member;
+    uint32_t learner;
+    uint64_t admission;
+    uint64_t step;         /* t_m of the snapshot */
+    uint64_t base_version;
+    uint32_t steps;        /* c_steps */
+    uint64_t tokens;       /* c_tokens */
+    double weight;
+    double norm;           /* Of the delta, as the shell measured it. */
+};
+
+enum sy_action_type {
+    SY_ACT_PULL,       /* Send `pull` to `member`. */
+    SY_ACT_RESULT,     /* Send `result` to `member`; when the verdict is not accepted, its push buffer can go. */
+    SY_ACT_MERGE,      /* Merge `round` of `fragment` with sy_core_participants, commit, then sy_core_on_committed. */
+    SY_ACT_SEED_STORE, /* `member`'s seed push of `fragment` becomes version 1: commit, then sy_core_on_committed. */
+    SY_ACT_BROADCAST,  /* Send the current version of `fragment` to every member, learners and evaluators. */
+    SY_ACT_SEND,       /* Send the current version of `fragment` to `member` (it joined, or came back). */
+    SY_ACT_STOP,       /* Send `stop` to `member`. */
+    SY_ACT_DISCONNECT, /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member is gone. */
+    SY_ACT_NOTE,       /* Something for the log: `text` (key=value), level warn when `warn`. */
+};
+
+struct sy_action {
+    enum sy_action_type type;
+    uint32_t member;
+    uint32_t fragment;
+    uint64_t round;
+    uint64_t version; /* MERGE: the version that the merge will make. */
+    union {
+        struct dl_wire_pull pull;
+        struct dl_wire_result result;
+        struct dl_wire_stop stop;
+    } as;
+    bool warn;
+    char text[DL_WIRE_TEXT_MAX];
+};
+
+struct sy_core_config {
+    const struct dl_spec *spec; /* Borrowed for the core's life. */
+    uint32_t shard;             /* Holds the fragments p with p mod shards == shard. */
+    uint64_t epoch;             /* Incarnation of this syncer process. */
+};
+
+/* A core with no versions, no members. `members_max` = learners.max + some evaluators, from the spec. */
+DL_MUST_CHECK enum dl_rc sy_core_new(const struct sy_core_config *config, struct sy_core **out, struct dl_err *err);
+void sy_core_free(struct sy_core *core);
+
+/* After a restart, before any event: the last committed version and round of a fragment, and the totals. */
+void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round);
+void sy_core_restore_totals(struct sy_core *core, uint64_t next_round, uint64_t rounds_merged, uint64_t tokens,
+                            uint64_t tokens_merged, uint64_t next_admission);
+
+/* --- events -------------------------------------------------------------------------------------------------------------
+ * A member is a slot for one connected incarnation; its number stays the same while it is connected. */
+
+/* A HELLO whose token, tensors and shape the shell has checked. On DL_OK `*member` and `*welcome` are filled (all but the
+ * layout fields) and SENDs are queued for what it lacks; on DL_EDENIED `*refuse` says why. A known (uid, nonce) that is
+ * still connected elsewhere takes over its old slot; a newer incarnation of the same learner id supersedes the older. */
+DL_MUST_CHECK enum dl_rc sy_core_on_hello(struct sy_core *core, int64_t now_ns, const struct dl_wire_hello *hello,
+                                          uint32_t *member, struct dl_wire_welcome *welcome,
+                                          struct dl_wire_refuse *refuse);
+void sy_core_on_leave(struct sy_core *core, int64_t now_ns, uint32_t member, enum sy_leave why);
+/* Any frame at all was received: the member is alive. */
+void sy_core_on_heard(struct sy_core *core, int64_t now_ns, uint32_t member);
+void sy_core_on_meta(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_meta *meta);
+
+/* A push announces itself. DL_VERDICT_ACCEPTED: receive its `bytes` (the encoded size was checked against
+ * `expected_bytes`), then call on_push_received. Anything else: a RESULT is queued, skip its chunks. */
+enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_push *push,
+                                uint64_t expected_bytes);
+/* All bytes are there. `norm` of the delta (non-finite when any element is). `intact` false: a checksum failed. */
+void sy_core_on_push_received(struct sy_core *core, int64_t now_ns, uint32_t member, uint64_t round, uint32_t fragment,
+                              bool intact, double norm);
+void sy_core_on_push_none(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_push_none *none);
+
+/* A MERGE or SEED_STORE is done and durable. `merge_ns` how long the merge took, `commit_ns` the commit. */
+void sy_core_on_committed(struct sy_core *core, int64_t now_ns, uint32_t fragment, int64_t merge_ns, int64_t commit_ns);
+/* The commit could not be made (disk full): the round stays merged in memory and the shell will try again; nothing is told
+ * to learners meanwhile. Shown as a condition. */
+void sy_core_on_commit_delayed(struct sy_core *core, int64_t now_ns, uint32_t fragment, const char *reason);
+void sy_core_on_evaluation(struct sy_core *core, int64_t now_ns, uint32_t member,
+                           const struct dl_wire_evaluation *evaluation);
+/* Ask everyone to stop: SUCCEEDED and REQUESTED merge once more first (bounded by sync.finishSeconds), FAILED at once. */
+void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text);
+void sy_core_tick(struct sy_core *core, int64_t now_ns);
+int64_t sy_core_next_deadline(const struct sy_core *core); /* INT64_MAX: none. */
+
+/* --- actions and views ---------------------------------------------------------------------------------------------- */
+
+/* Takes the oldest action; false when there is none. */
+bool sy_core_next_action(struct sy_core *core, struct sy_action *action);
+/* Participants of a fragment's closed round, from its MERGE until sy_core_on_committed. */
+uint32_t sy_core_participants(const struct sy_core *core, uint32_t fragment, const struct sy_participant **out);
+
+struct sy_member_view {
+    bool connected;
+    enum dl_role role;
+    uint32_t learner;
+    uint64_t admission;
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t step, tokens;
+    float loss;
+    double step_seconds;      /* Running estimate of one inner step. */
+    double tokens_per_second;
+    int64_t heard_ns;         /* When it was last heard. */
+    uint64_t pushes_merged;
+    uint64_t versions_behind; /* Most over the shard's fragments. */
+    uint64_t waited_ns;
+};
+/* Slots 0 .. sy_core_members()-1; false for one that was never used. Left members stay readable until reused. */
+uint32_t sy_core_members(const struct sy_core *core);
+bool sy_core_member(const struct sy_core *core, uint32_t member, struct sy_member_view *view);
+
+struct sy_fragment_view {
+    uint64_t version, round; /* Current version and the round that made it. */
+    bool round_open;
+    uint64_t open_round;
+    uint32_t have, need, asked; /* Pushes received, quorum, learners pulled. */
+};
+bool sy_core_fragment(const struct sy_core *core, uint32_t fragment, struct sy_fragment_view *view);
+
+struct sy_round_times { /* Running means, seconds. */
+    double wait, transfer, grace, merge, commit, total;
+};
+struct sy_core_view {
+    enum sy_phase phase;
+    char message[DL_WIRE_TEXT_MAX]; /* For people: "0/1 learners". */
+    enum dl_stop_result stop_result; /* In SY_ENDED. */
+    uint32_t connected;             /* Learners. */
+    uint32_t quorum_have, quorum_need;
+    uint64_t step;                  /* Furthest learner's t_m. */
+    uint64_t rounds_merged;
+    uint64_t tokens;                /* Trained by all incarnations, as reported. */
+    uint64_t tokens_merged;         /* Carried by merged pushes, averaged over the shard's fragments. */
+    double goodput;                 /* Learner time spent computing / (learners.replicas x time since the first step). */
+    float loss;                     /* Mean over learners of their last losses, token-weighted. */
+    bool evaluated;
+    struct dl_wire_evaluation first_evaluation, last_evaluation;
+    uint64_t verdicts[DL_VERDICT_COUNT];
+    uint64_t joins, leaves[5];      /* By enum sy_leave. */
+    uint64_t refusals;
+    struct sy_round_times times;
+    double grace_seconds;           /* Last computed window. */
+};
+void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_view *view);
+
+/* The fragment indices this shard holds: p = shard, shard + shards, ... */
+uint32_t sy_core_fragment_count(const struct sy_core *core);
+
+/* For tests and simulation: checks every invariant; NULL when all hold, else the text of the one that does not. */
+const char *sy_core_check(const struct sy_core *core);
+
+#endif

@@ -1,0 +1,115 @@
+/* libdiloco: joins any trainer to a Decoupled DiLoCo ensemble.
+ *
+ *     struct diloco *d;
+ *     diloco_open(&options, &d, &err);
+ *     diloco_register(d, "embed.weight", data, 2, shape, DILOCO_EMBEDDING, 0, &err);      once a tensor
+ *     diloco_join(d, &info, &err);                               connects; returns with the ensemble's current parameters
+ *     while (training) {
+ *         ... one inner step on the tensors ...
+ *         if (diloco_step(d, tokens, loss, &info, &err) != DILOCO_CONTINUE) break;
+ *     }
+ *     diloco_close(d);
+ *
+ * The caller's tensors are read and written only inside diloco_join and diloco_step, by the calling thread. The network
+ * runs in a thread of the library's own; a step never blocks on a socket. Without a connection a learner trains on and the
+ * library keeps reconnecting, for as long as it takes.
+ *
+ * Thread rule: all calls on one handle from one thread at a time. The library installs no signal handler, starts one thread
+ * a handle, and never prints (pass `log` to see what it has to say). */
+#ifndef DILOCO_H
+#define DILOCO_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DILOCO_API __attribute__((visibility("default")))
+#define DILOCO_ERROR_TEXT_MAX 512
+#define DILOCO_VERSION "0.1.0"
+
+struct diloco; /* Opaque. */
+
+struct diloco_error {
+    int code;                         /* A DILOCO_E* value below. */
+    char text[DILOCO_ERROR_TEXT_MAX]; /* What was attempted, on what, what to do. */
+};
+
+enum diloco_result {
+    DILOCO_CONTINUE = 0, /* Go on training. */
+    DILOCO_DONE = 1,     /* The job has finished: tensors hold the final parameters; leave the loop. */
+    DILOCO_STOPPED = 2,  /* Someone asked the job, or this learner, to stop. */
+    DILOCO_EINVAL = -1,  /* Bad argument, or called in the wrong order. */
+    DILOCO_ENOMEM = -2,
+    DILOCO_EREFUSED = -3, /* The syncer refused this learner (other job, other tensors, wrong token): do not retry. */
+    DILOCO_ETIMEOUT = -4, /* join_timeout passed without a first state. */
+    DILOCO_EFAILED = -5,  /* The job has failed; the text says why. */
+};
+
+enum diloco_tensor_role { DILOCO_WEIGHT = 0, DILOCO_EMBEDDING = 1 };
+enum diloco_role { DILOCO_LEARNER = 0, DILOCO_EVALUATOR = 1 }; /* An evaluator only receives. */
+
+struct diloco_options {
+    uint32_t struct_size;      /* sizeof(struct diloco_options): lets the struct grow without breaking callers. */
+    const char *job;           /* Job name. */
+    const char *endpoints;     /* ws://host:port or wss://host:port of shard 0, 1, ..., separated by commas. */
+    const char *token;         /* Bearer token; NULL: none. */
+    const char *ca_file;       /* For wss: PEM file of authorities; NULL: the system's. */
+    const char *cert_file, *key_file; /* Client certificate; NULL: none. */
+    int32_t learner;           /* Wanted learner id; -1: any free one. */
+    const char *uid;           /* Pod UID; NULL: host and process id. */
+    enum diloco_role role;
+    double join_timeout_seconds; /* 0: 1800. */
+    void (*log)(void *context, int level, const char *line); /* level 0 debug .. 3 error; from the library's threads. */
+    void *log_context;
+};
+
+struct diloco_info { /* After a step or a join. */
+    uint32_t learner;          /* This learner's id. */
+    uint64_t step;             /* t_m: inner steps of this incarnation. */
+    uint64_t ensemble_step;    /* The furthest learner's, as last heard. */
+    uint64_t tokens_all;       /* Trained by all, as last heard. */
+    uint64_t token_budget;
+    uint32_t learners;         /* Wanted number of learners. */
+    uint32_t connected_shards, shards;
+    uint32_t updates_applied;  /* In this call. */
+    uint64_t updates_total, pushes_total;
+    uint64_t last_round;       /* Highest round among applied updates. */
+    uint64_t bytes_sent, bytes_received;
+    double waited_seconds;     /* In this call: only synchronous forms and interval warm-up ever wait. */
+};
+
+DILOCO_API int diloco_open(const struct diloco_options *options, struct diloco **out, struct diloco_error *error);
+
+/* Declares one float32, contiguous, row-major tensor of at most 4 dimensions. `data` stays the caller's and must stay valid
+ * until diloco_close. `layer`: depth, 0 when unknown. Every learner registers the same tensors in the same order. */
+DILOCO_API int diloco_register(struct diloco *d, const char *name, float *data, int rank, const uint64_t *shape,
+                               enum diloco_tensor_role role, uint32_t layer, struct diloco_error *error);
+
+/* Connects to every shard and waits for the ensemble's current parameters, which replace the tensors' contents. The very
+ * first learner's own contents become the ensemble's first state. */
+DILOCO_API int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error *error);
+
+/* Call at every inner-step boundary, after the optimiser's update. `tokens`: trained in this step. `loss`: its loss, NaN
+ * when unknown. Applies updates that have arrived, answers pulls with a snapshot. Returns enum diloco_result. */
+DILOCO_API int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_info *info,
+                           struct diloco_error *error);
+
+/* Evaluators: applies what has arrived; waits at most `timeout_seconds` for something new. */
+DILOCO_API int diloco_poll(struct diloco *d, double timeout_seconds, struct diloco_info *info,
+                           struct diloco_error *error);
+/* Evaluators: reports the validation loss of the parameters as they are now. */
+DILOCO_API int diloco_report(struct diloco *d, double loss, uint32_t sequences, struct diloco_error *error);
+
+/* A notice of preemption came: says goodbye within `timeout_seconds`, sending what a pull asked for first. Optional. */
+DILOCO_API int diloco_leave(struct diloco *d, int preempted, double timeout_seconds, const char *why,
+                            struct diloco_error *error);
+
+/* Stops the thread and frees everything. NULL is fine. */
+DILOCO_API void diloco_close(struct diloco *d);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
