@@ -66,6 +66,8 @@ BENCH_BIN := $(patsubst tests/bench/bench_%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 TOOL_SRC := $(sort $(wildcard tests/integration/tool_*.c))
 TOOL_BIN := $(patsubst tests/integration/tool_%.c,$(BUILD)/tools/%,$(TOOL_SRC))
 
+INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/test_*.sh))
+
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
 .PHONY: all programs library help deps demo test unit integration sanitize test-compat bench lint lint-selftest install clean FORCE
@@ -138,8 +140,49 @@ $(BUILD)/tools/%: $(BUILD)/obj/tests/integration/tool_%.o $(ARCHIVES)
 deps:
 	@tests/deps.sh
 
+JOB ?= crds/samples/demo.yaml
+# A learner is killed at 35 % of the token budget and one more joins at 55 %.
+DEMO_CHAOS := kill@35%:2,join@55%
+demo:
+	@tests/deps.sh build demo
+	@$(MAKE) --no-print-directory -j$$(nproc) programs
+	@mkdir -p build/results
+	$(BUILD)/bin/diloco run $(JOB) --chaos $(DEMO_CHAOS) --results build/results/demo.json --sample "The word "
+
 unit: $(UNIT_BIN)
 	@tests/run_unit.sh $(BUILD) $(UNIT_BIN)
+
+integration: programs library $(TOOL_BIN)
+	@tests/run_integration.sh $(BUILD) $(INTEGRATION)
+
+test:
+	@tests/deps.sh
+	@tests/run_all.sh
+
+sanitize:
+	@for san in address undefined thread; do \
+	  echo "$$san sanitizer"; $(MAKE) --no-print-directory -j$$(nproc) SAN=$$san unit || exit 1; done
+
+lint:
+	@tests/deps.sh build test lint
+	@tests/lint/lint.sh
+
+lint-selftest:
+	@tests/deps.sh build test lint
+	@tests/lint/selftest.sh
+
+bench: programs library $(BENCH_BIN)
+	@mkdir -p build/results
+	@for bench in $(BENCH_BIN); do echo "== $$(basename $$bench)"; $$bench || exit 1; done
+
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	ln -sf diloco $(DESTDIR)$(PREFIX)/bin/kubectl-diloco
+	install -m 644 $(BUILD)/lib/libdiloco.a $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(BUILD)/lib/libdiloco.so $(DESTDIR)$(PREFIX)/lib/libdiloco.so.0
+	ln -sf libdiloco.so.0 $(DESTDIR)$(PREFIX)/lib/libdiloco.so
+	install -m 644 worker/link/diloco.h $(DESTDIR)$(PREFIX)/include
 
 clean:
 	rm -rf build
