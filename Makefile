@@ -76,7 +76,7 @@ programs: $(PROGRAMS)
 library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
 
 help:
-	@sed -n '/^# /,/^$$/s/^# \{0,1\}//p' Makefile
+	@sed -n '1,/^$$/s/^#$$//;1,/^SHELL/s/^# //p' Makefile
 
 # --- compiling -----------------------------------------------------------------------------------------------------------
 
