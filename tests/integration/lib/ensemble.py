@@ -37,6 +37,9 @@ def corpus(path, kilobytes=400, seed=1):
     return path
 
 
+TEXT = "text.txt"  # The name under which every ensemble's folder holds a corpus.
+
+
 def merge(base, changes):
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
@@ -77,6 +80,7 @@ class Ensemble:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-test-"))
         self.keep = keep
         self.job = job
+        corpus(self.folder / TEXT)
         self.job_file = self.folder / "job.json"
         self.job_file.write_text(json.dumps(job))
         self.token = "token-of-the-test"
