@@ -5,9 +5,10 @@
  *
  *     0 magic "DLC1"   4 version u8   5 type u8   6 zero u16   8 payload bytes u32   12 zero u32   16 checksum u64
  *
- * The checksum is XXH3-64 of the payload, seeded with the header's first 16 bytes folded to 64 bits, so that it covers
+ * The checksum is XXH3-64 of the payload, seeded with the header's first 16 bytes hashed to 64 bits, so that it covers
  * both. A CHUNK's payload is 16 bytes (transfer u64, offset u64) and then data; its size keeps control messages flowing
- * between chunks.
+ * between chunks. A CHUNK's checksum is chained, hash(data, hash(prefix, seed)), so that the two may lie apart. In every
+ * list of fragments the indices strictly ascend.
  *
  * How a connection goes:
  *     learner                            syncer
