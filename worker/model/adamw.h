@@ -25,18 +25,19 @@ struct wk_adamw_stats {
 };
 
 /* `tensors`, `parameters` and `gradients` (and `pool`) are borrowed for the optimizer's life. `decay_steps`: as spec's,
- * resolved by the caller when the manifest says 0 (then 0 means: hold the rate after warm-up). Moments start at zero. */
+ * resolved by the caller when the manifest says 0 (then 0 means: hold the rate after warm-up). Moments start at zero.
+ */
 DL_MUST_CHECK enum dl_rc wk_adamw_new(const struct dl_inner_spec *spec, const struct dl_tensor *tensors,
                                       uint32_t tensor_count, float *const *parameters, float *const *gradients,
                                       struct wk_pool *pool, struct wk_adamw **out, struct dl_err *err);
 void wk_adamw_free(struct wk_adamw *adamw); /* NULL is fine. */
 
-/* One update from the current gradients; counts one step. DL_EINVAL when the gradient norm is not finite: nothing is changed,
- * and the step is not counted. `stats` may be NULL. */
+/* One update from the current gradients; counts one step. DL_EINVAL when the gradient norm is not finite: nothing is
+ * changed, and the step is not counted. `stats` may be NULL. */
 DL_MUST_CHECK enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_stats *stats, struct dl_err *err);
 
-/* Learning rate of step `step` (the first is 1): linear warm-up to learning_rate over warmup_steps, then half a cosine down to
- * min_learning_rate_ratio * learning_rate at decay_steps, constant from there. Pure. */
+/* Learning rate of step `step` (the first is 1): linear warm-up to learning_rate over warmup_steps, then half a cosine
+ * down to min_learning_rate_ratio * learning_rate at decay_steps, constant from there. Pure. */
 double wk_adamw_rate(const struct dl_inner_spec *spec, uint64_t step);
 
 /* State, for checkpoints and for a joining peer: arrays in the order of `tensors`, borrowed, writable between steps. */

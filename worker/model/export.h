@@ -10,9 +10,10 @@
 /* Creates `directory` when it is missing (its parent must exist). */
 DL_MUST_CHECK enum dl_rc wk_model_export(struct wk_model *model, const char *directory, struct dl_err *err);
 
-/* Reads weights into the model from a folder (its model.safetensors) or a safetensors file, F32, BF16 or F16. All tensors must
- * be there with equal shapes: DL_EINVAL names the first one that is missing or differs, with both shapes. A tied model takes
- * a file with `lm_head.weight` only when it equals the embedding. Nothing is changed on an error in the header. */
+/* Reads weights into the model from a folder (its model.safetensors) or a safetensors file, F32, BF16 or F16. All
+ * tensors must be there with equal shapes: DL_EINVAL names the first one that is missing or differs, with both shapes.
+ * A tied model takes a file with `lm_head.weight` only when it equals the embedding. Nothing is changed on an error in
+ * the header. */
 DL_MUST_CHECK enum dl_rc wk_model_import(struct wk_model *model, const char *path, struct dl_err *err);
 
 /* The architecture in a folder's config.json, for opening an export without its job. sequence_length comes from

@@ -25,12 +25,13 @@ void wk_generator_free(struct wk_generator *generator);
 void wk_generator_reset(struct wk_generator *generator); /* Forgets all tokens. */
 uint32_t wk_generator_position(const struct wk_generator *generator);
 
-/* Appends tokens; `*logits` (vocab_size, borrowed until the next call) predict the token after the last one. DL_EINVAL: a token
- * outside the vocabulary, none at all, or more than the context holds (nothing is then appended). */
+/* Appends tokens; `*logits` (vocab_size, borrowed until the next call) predict the token after the last one. DL_EINVAL:
+ * a token outside the vocabulary, none at all, or more than the context holds (nothing is then appended). */
 DL_MUST_CHECK enum dl_rc wk_generator_feed(struct wk_generator *generator, const uint32_t *tokens, uint32_t count,
                                            const float **logits, struct dl_err *err);
 
-/* Draws a token from the generator's last logits. A function of (options, rng state, logits). DL_EINVAL before any feed. */
+/* Draws a token from the generator's last logits. A function of (options, rng state, logits). DL_EINVAL before any
+ * feed. */
 DL_MUST_CHECK enum dl_rc wk_generator_sample(struct wk_generator *generator, const struct wk_sample_options *options,
                                              struct dl_rng *rng, uint32_t *token, struct dl_err *err);
 

@@ -1,9 +1,9 @@
 /* wk_model: the built-in decoder-only transformer (Llama architecture) in float32: RMSNorm, rotary positions in Hugging
  * Face's "rotate half" order, grouped-query attention, SwiGLU, tied or untied output head, no biases.
  *
- * One thread calls; inside, a pool of the model's own threads shares the work. Work is cut into tasks by shapes alone and no
- * reduction crosses tasks, so that every thread count gives the same bits. All memory is planned and allocated in
- * wk_model_new; a training step allocates nothing. Layer: worker/model, above common. */
+ * One thread calls; inside, a pool of the model's own threads shares the work. Work is cut into tasks by shapes alone
+ * and no reduction crosses tasks, so that every thread count gives the same bits. All memory is planned and allocated
+ * in wk_model_new; a training step allocates nothing. Layer: worker/model, above common. */
 #ifndef WK_MODEL_MODEL_H
 #define WK_MODEL_MODEL_H
 
@@ -41,8 +41,8 @@ struct wk_model_memory {
     uint64_t total;
 };
 
-/* Checks the sizes (heads divide width, kv_heads divide heads, even head width, nothing zero, limits above) and computes what
- * the model will need. DL_EINVAL names the field and what is allowed. */
+/* Checks the sizes (heads divide width, kv_heads divide heads, even head width, nothing zero, limits above) and
+ * computes what the model will need. DL_EINVAL names the field and what is allowed. */
 DL_MUST_CHECK enum dl_rc wk_model_plan(const struct dl_model_spec *spec, const struct wk_model_options *options,
                                        struct wk_model_memory *memory, struct dl_err *err);
 
@@ -53,7 +53,8 @@ DL_MUST_CHECK enum dl_rc wk_model_new(const struct dl_model_spec *spec, const st
                                       struct wk_model **out, struct dl_err *err);
 void wk_model_free(struct wk_model *model); /* NULL is fine. */
 
-/* Parameters: table, arrays and gradients have the same order; all borrowed until wk_model_free. Names are Hugging Face's
+/* Parameters: table, arrays and gradients have the same order; all borrowed until wk_model_free. Names are Hugging
+ * Face's
  * (`model.layers.0.self_attn.q_proj.weight`, ...). The caller may write parameters between steps. */
 uint32_t wk_model_tensor_count(const struct wk_model *model);
 const struct dl_tensor *wk_model_tensors(const struct wk_model *model);
@@ -69,20 +70,21 @@ struct wk_pool *wk_model_pool(struct wk_model *model); /* Borrowed: the optimize
  * causal attention counted at half), for GFLOP/s and utilisation figures. */
 double wk_model_step_flops(const struct wk_model *model, uint32_t sequences);
 
-/* One forward and backward pass over a whole batch. `tokens` and `targets`: [batch_sequences][sequence_length]; targets[i] is
- * the token that follows tokens[i]. `*loss`: mean nats a token, summed in double. Gradients are of that mean, overwritten.
- * DL_EINVAL: a token is outside the vocabulary (its position is named), the model is forward_only, or the loss is not
- * finite (gradients are then worthless and must not be applied). */
-DL_MUST_CHECK enum dl_rc wk_model_forward_backward(struct wk_model *model, const uint32_t *tokens, const uint32_t *targets,
-                                                   double *loss, struct dl_err *err);
+/* One forward and backward pass over a whole batch. `tokens` and `targets`: [batch_sequences][sequence_length];
+ * targets[i] is the token that follows tokens[i]. `*loss`: mean nats a token, summed in double. Gradients are of that
+ * mean, overwritten. DL_EINVAL: a token is outside the vocabulary (its position is named), the model is forward_only,
+ * or the loss is not finite (gradients are then worthless and must not be applied). */
+DL_MUST_CHECK enum dl_rc wk_model_forward_backward(struct wk_model *model, const uint32_t *tokens,
+                                                   const uint32_t *targets, double *loss, struct dl_err *err);
 
 /* Forward only, over `sequences` <= batch_sequences sequences. Leaves gradients as they are. Errors as above. */
 DL_MUST_CHECK enum dl_rc wk_model_loss(struct wk_model *model, const uint32_t *tokens, const uint32_t *targets,
                                        uint32_t sequences, double *loss, struct dl_err *err);
 
-/* Logits of all positions of `sequences` sequences, [sequences][sequence_length][vocab_size] into the caller's `logits`. */
-DL_MUST_CHECK enum dl_rc wk_model_logits(struct wk_model *model, const uint32_t *tokens, uint32_t sequences, float *logits,
-                                         struct dl_err *err);
+/* Logits of all positions of `sequences` sequences, [sequences][sequence_length][vocab_size] into the caller's
+ * `logits`. */
+DL_MUST_CHECK enum dl_rc wk_model_logits(struct wk_model *model, const uint32_t *tokens, uint32_t sequences,
+                                         float *logits, struct dl_err *err);
 
 /* Nanoseconds spent in matrix products since the last call, added over threads (0 unless wk_model_measure was set). */
 void wk_model_measure(struct wk_model *model, bool on);

@@ -1,7 +1,8 @@
 /* wk_pool: a few threads that share the tasks of one job at a time.
  *
- * A task's result must not depend on who runs it: cut work by shapes, never by the number of threads. One thread (the owner)
- * calls wk_pool_run and works along; workers spin for a moment between jobs, then sleep. No allocation after wk_pool_new. */
+ * A task's result must not depend on who runs it: cut work by shapes, never by the number of threads. One thread (the
+ * owner) calls wk_pool_run and works along; workers spin for a moment between jobs, then sleep. No allocation after
+ * wk_pool_new. */
 #ifndef WK_MODEL_POOL_H
 #define WK_MODEL_POOL_H
 
