@@ -1,0 +1,61 @@
+#include "common/codec.h"
+
+#include <assert.h>
+
+#include "common/codec_kernels.h"
+#include "common/isa.h"
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "kernels store float32 as it lies in memory");
+
+static const struct dl_codec_kernels *kernels(void)
+{
+    switch (dl_isa_current()) {
+#ifdef __x86_64__
+    case DL_ISA_AVX512: return &dl_codec_avx512;
+    case DL_ISA_AVX2: return &dl_codec_avx2;
+#else
+    case DL_ISA_AVX512:
+    case DL_ISA_AVX2:
+#endif
+    case DL_ISA_PORTABLE: break;
+    }
+    return &dl_codec_portable;
+}
+
+size_t dl_codec_block_bytes(enum dl_codec codec)
+{
+    switch (codec) {
+    case DL_CODEC_NONE: return DL_BLOCK * 4;
+    case DL_CODEC_BF16: return DL_BLOCK * 2;
+    case DL_CODEC_INT8: return 4 + DL_BLOCK;
+    case DL_CODEC_INT4: return 4 + DL_BLOCK / 2;
+    }
+    assert(!"unknown codec");
+    return 0;
+}
+
+uint64_t dl_codec_bytes(enum dl_codec codec, uint64_t padded_elements)
+{
+    assert(padded_elements % DL_BLOCK == 0);
+    return padded_elements / DL_BLOCK * dl_codec_block_bytes(codec);
+}
+
+void dl_codec_encode(enum dl_codec codec, const float *values, size_t blocks, uint8_t *out)
+{
+    kernels()->encode[codec](NULL, values, blocks, out);
+}
+
+void dl_codec_encode_delta(enum dl_codec codec, const float *base, const float *theta, size_t blocks, uint8_t *out)
+{
+    kernels()->encode[codec](base, theta, blocks, out);
+}
+
+void dl_codec_decode(enum dl_codec codec, const uint8_t *encoded, size_t blocks, float *values)
+{
+    kernels()->decode[codec](encoded, blocks, values);
+}
+
+double dl_codec_sum_squares(enum dl_codec codec, const uint8_t *encoded, size_t blocks, double before)
+{
+    return kernels()->sum_squares[codec](encoded, blocks, before);
+}

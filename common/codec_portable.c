@@ -1,0 +1,2 @@
+#define KERNELS dl_codec_portable
+#include "common/codec_kernels.inc"

@@ -1,0 +1,114 @@
+/* bench: timing loops, their statistics, and a report as JSON; for tests/bench alone.
+ *
+ *     struct bench_report report = {0};
+ *     struct bench_stats stats = bench_measure(run, &context, 2, 9);
+ *     bench_add(&report, "merge_mean_1t", stats.median * 1e3, "ms", "memory_read_1t", ratio);
+ *     return bench_write(&report, "build/results/merge.json");
+ *
+ * Absolute figures move from machine to machine: each is reported as a ratio to a yardstick of the same run. */
+#ifndef DL_TESTS_BENCH_H
+#define DL_TESTS_BENCH_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "common/clock.h"
+
+#define BENCH_REPEATS_MAX 64
+#define BENCH_ENTRIES_MAX 128
+
+struct bench_stats { /* Seconds. */
+    double min, median, max;
+};
+
+static inline int bench_compare_doubles(const void *a, const void *b)
+{
+    const double *left = (const double *)a;
+    const double *right = (const double *)b;
+    return (*left > *right) - (*left < *right);
+}
+
+/* Orders `values`. */
+static inline struct bench_stats bench_stats_of(double *values, uint32_t count)
+{
+    qsort(values, count, sizeof *values, bench_compare_doubles);
+    double middle = count % 2 == 1 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+    return (struct bench_stats){.min = values[0], .median = middle, .max = values[count - 1]};
+}
+
+static inline double bench_seconds(void (*run)(void *context), void *context)
+{
+    int64_t start = dl_now_ns();
+    run(context);
+    return (double)(dl_now_ns() - start) * 1e-9;
+}
+
+/* Runs `run` `warmups` times unmeasured, then `repeats` (1 .. BENCH_REPEATS_MAX) times. */
+static inline struct bench_stats bench_measure(void (*run)(void *context), void *context, uint32_t warmups,
+                                               uint32_t repeats)
+{
+    double seconds[BENCH_REPEATS_MAX] = {0};
+    repeats = repeats < 1 ? 1 : repeats > BENCH_REPEATS_MAX ? BENCH_REPEATS_MAX : repeats;
+    for (uint32_t i = 0; i < warmups; i++) {
+        run(context);
+    }
+    for (uint32_t i = 0; i < repeats; i++) {
+        seconds[i] = bench_seconds(run, context);
+    }
+    return bench_stats_of(seconds, repeats);
+}
+
+struct bench_entry { /* Strings are borrowed until bench_write. */
+    const char *name, *unit;
+    const char *ratio_to; /* Name of the yardstick; NULL: the entry is one itself. */
+    double value, ratio;
+};
+
+struct bench_report {
+    uint32_t count;
+    struct bench_entry entries[BENCH_ENTRIES_MAX];
+};
+
+static inline void bench_add(struct bench_report *report, const char *name, double value, const char *unit,
+                             const char *ratio_to, double ratio)
+{
+    if (report->count == BENCH_ENTRIES_MAX) {
+        fprintf(stderr, "bench: more than %d entries\n", BENCH_ENTRIES_MAX);
+        exit(1);
+    }
+    report->entries[report->count++] =
+        (struct bench_entry){.name = name, .unit = unit, .ratio_to = ratio_to, .value = value, .ratio = ratio};
+}
+
+/* Writes the report as an array of {"name","value","unit","ratio_to","ratio"}; 0, or 1 with a message. */
+static inline int bench_write(const struct bench_report *report, const char *path)
+{
+    mkdir("build", 0777); /* Either is there already, or fopen says what is wrong. */
+    mkdir("build/results", 0777);
+    FILE *file = fopen(path, "w");
+    if (file == NULL) {
+        perror(path);
+        return 1;
+    }
+    fputs("[", file);
+    for (uint32_t i = 0; i < report->count; i++) {
+        const struct bench_entry *entry = &report->entries[i];
+        fprintf(file, "%s\n  {\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", i == 0 ? "" : ",", entry->name,
+                entry->value, entry->unit);
+        if (entry->ratio_to != NULL) {
+            fprintf(file, ", \"ratio_to\": \"%s\", \"ratio\": %.4g}", entry->ratio_to, entry->ratio);
+        } else {
+            fprintf(file, ", \"ratio_to\": null, \"ratio\": null}");
+        }
+    }
+    fputs("\n]\n", file);
+    if (fclose(file) != 0) {
+        perror(path);
+        return 1;
+    }
+    return 0;
+}
+
+#endif
