@@ -33,17 +33,14 @@ static enum dl_rc check_memory(const struct wk_model_memory *memory, struct dl_e
     return DL_OK;
 }
 
-/* Angles in double: position times theta^(-2i/head_width). */
-static void fill_rotary(const struct wk_model *model)
+void wk_fill_rotary(const struct dl_model_spec *spec, uint32_t positions, float *cosine, float *sine)
 {
-    const struct wk_dims *dims = &model->dims;
-    uint32_t half = dims->head_width / 2;
+    uint32_t head_width = spec->width / spec->heads, half = head_width / 2;
     for (uint32_t i = 0; i < half; i++) {
-        double frequency = pow(model->spec.rope_theta, -2.0 * i / dims->head_width);
-        for (uint32_t position = 0; position < dims->length; position++) {
-            size_t at = (size_t)position * half + i;
-            model->acts.cosine[at] = (float)cos(position * frequency);
-            model->acts.sine[at] = (float)sin(position * frequency);
+        double frequency = pow(spec->rope_theta, -2.0 * i / head_width);
+        for (uint32_t position = 0; position < positions; position++) {
+            cosine[(size_t)position * half + i] = (float)cos(position * frequency);
+            sine[(size_t)position * half + i] = (float)sin(position * frequency);
         }
     }
 }
@@ -149,7 +146,7 @@ enum dl_rc wk_model_new(const struct dl_model_spec *spec, const struct wk_model_
     }
     /* The pool's threads call sgemm side by side; each call stays on its own thread. */
     openblas_set_num_threads(1);
-    fill_rotary(model);
+    wk_fill_rotary(&model->spec, model->dims.length, model->acts.cosine, model->acts.sine);
     model->attention = (struct wk_attention_shape){.heads = model->dims.heads,
                                                    .kv_heads = model->dims.kv_heads,
                                                    .head_width = model->dims.head_width,

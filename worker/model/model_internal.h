@@ -111,6 +111,10 @@ void wk_tensor_table(const struct wk_dims *dims, const struct wk_weights *weight
 /* memory.c: bytes that this process may still allocate, from the machine and its control group. */
 uint64_t wk_memory_available(void);
 
+/* model.c: cosine and sine of position times theta^(-2i / head width), computed in double, [positions][head width / 2].
+ */
+void wk_fill_rotary(const struct dl_model_spec *spec, uint32_t positions, float *cosine, float *sine);
+
 /* model.c, for tests: overwritten guards of all arenas; 0 when every kernel kept within its buffers. */
 uint32_t wk_model_broken_guards(struct wk_model *model);
 

@@ -1,0 +1,552 @@
+/* The trainer's model: against a naive reference in double, finite differences, equal bits over threads, no allocation.
+ */
+#include <malloc.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "common/rng.h"
+#include "tests/unit/model_reference.h"
+#include "tests/unit/unit.h"
+#include "worker/model/adamw.h"
+#include "worker/model/attention.h"
+#include "worker/model/generate.h"
+#include "worker/model/model.h"
+#include "worker/model/model_internal.h"
+
+static struct dl_model_spec small_spec(uint32_t kv_heads, bool tied)
+{
+    return (struct dl_model_spec){.vocab_size = 19,
+                                  .width = 24,
+                                  .layers = 2,
+                                  .heads = 4,
+                                  .kv_heads = kv_heads,
+                                  .ffn_width = 21,
+                                  .sequence_length = 11,
+                                  .tied_embeddings = tied,
+                                  .rope_theta = 100,
+                                  .norm_epsilon = 1e-5,
+                                  .init_std = 0.3};
+}
+
+static struct wk_model *make_model(const struct dl_model_spec *spec, uint32_t batch, uint32_t threads)
+{
+    struct dl_err err;
+    struct wk_model *model = NULL;
+    struct wk_model_options options = {.batch_sequences = batch, .threads = threads, .seed = 3};
+    enum dl_rc rc = wk_model_new(spec, &options, &model, &err);
+    if (rc != DL_OK) {
+        fprintf(stderr, "%s\n", err.text);
+        abort();
+    }
+    return model;
+}
+
+/* Gains differ from one, so that a gain that is left out shows. */
+static void vary_norms(struct wk_model *model)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, 5, 5);
+    for (uint32_t i = 0; i < wk_model_tensor_count(model); i++) {
+        const struct dl_tensor *tensor = &wk_model_tensors(model)[i];
+        for (uint64_t j = 0; tensor->rank == 1 && j < tensor->shape[0]; j++) {
+            wk_model_parameters(model)[i][j] = 0.5f + dl_rng_uniform(&rng);
+        }
+    }
+}
+
+static void draw_tokens(const struct dl_model_spec *spec, uint64_t stream, uint64_t count, uint32_t *tokens)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, 11, stream);
+    for (uint64_t i = 0; i < count; i++) {
+        tokens[i] = (uint32_t)dl_rng_below(&rng, spec->vocab_size);
+    }
+}
+
+static struct reference make_reference(struct wk_model *model)
+{
+    uint32_t count = wk_model_tensor_count(model);
+    double **values = calloc(count, sizeof *values);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t elements = dl_tensor_elements(&wk_model_tensors(model)[i]);
+        values[i] = calloc(elements, sizeof **values);
+        for (uint64_t j = 0; j < elements; j++) {
+            values[i][j] = (double)wk_model_parameters(model)[i][j];
+        }
+    }
+    return (struct reference){
+        .spec = wk_model_spec(model), .tensors = wk_model_tensors(model), .values = values, .tensor_count = count};
+}
+
+static void release_reference(struct reference *reference)
+{
+    for (uint32_t i = 0; i < reference->tensor_count; i++) {
+        free(reference->values[i]);
+    }
+    free((void *)(uintptr_t)reference->values);
+}
+
+/* Largest error of a tensor's gradient against central differences of the reference, relative to the tensor's largest.
+ */
+static double gradient_error(struct wk_model *model, const struct reference *reference, uint32_t tensor,
+                             const uint32_t *tokens, const uint32_t *targets, uint32_t samples)
+{
+    uint64_t elements = dl_tensor_elements(&reference->tensors[tensor]);
+    uint64_t stride = elements > samples ? elements / samples | 1 : 1; /* Odd, to reach every row and column. */
+    uint32_t sequences = wk_model_batch_sequences(model);
+    double worst = 0, largest = 0;
+    for (uint64_t j = 0; j < elements; j += stride) {
+        double *value = &reference->values[tensor][j], kept = *value;
+        const double h = 1e-5;
+        *value = kept + h;
+        double above = reference_loss(reference, tokens, targets, sequences);
+        *value = kept - h;
+        double below = reference_loss(reference, tokens, targets, sequences);
+        *value = kept;
+        double expected = (above - below) / (2 * h);
+        double got = (double)wk_model_gradients(model)[tensor][j];
+        worst = fmax(worst, fabs(got - expected));
+        largest = fmax(largest, fabs(expected));
+    }
+    CU_ASSERT(largest > 1e-6); /* A tensor that nothing depends on would pass anything. */
+    return worst / largest;
+}
+
+static void check_gradients(const struct dl_model_spec *spec, uint32_t batch, uint32_t samples, double tolerance)
+{
+    struct wk_model *model = make_model(spec, batch, 2);
+    uint64_t count = (uint64_t)batch * spec->sequence_length;
+    DL_AUTO_FREE uint32_t *tokens = calloc(count, sizeof *tokens);
+    DL_AUTO_FREE uint32_t *targets = calloc(count, sizeof *targets);
+    vary_norms(model);
+    draw_tokens(spec, 1, count, tokens);
+    draw_tokens(spec, 2, count, targets);
+    struct reference reference = make_reference(model);
+    struct dl_err err;
+    double loss = 0, forward_loss = 0, expected = reference_loss(&reference, tokens, targets, batch);
+    CU_ASSERT_EQUAL_FATAL(wk_model_forward_backward(model, tokens, targets, &loss, &err), DL_OK);
+    CU_ASSERT(fabs(loss - expected) < 2e-6 * expected);
+    CU_ASSERT_EQUAL(wk_model_loss(model, tokens, targets, batch, &forward_loss, &err), DL_OK);
+    CU_ASSERT(loss == forward_loss);
+    for (uint32_t i = 0; i < wk_model_tensor_count(model); i++) {
+        double error = gradient_error(model, &reference, i, tokens, targets, samples);
+        CU_ASSERT(error < tolerance);
+        if (!(error < tolerance)) {
+            fprintf(stderr, "kv_heads %u tied %d %s: error %g\n", spec->kv_heads, spec->tied_embeddings,
+                    reference.tensors[i].name, error);
+        }
+    }
+    CU_ASSERT_EQUAL(wk_model_broken_guards(model), 0);
+    release_reference(&reference);
+    wk_model_free(model);
+}
+
+static void test_gradients(void)
+{
+    static const struct {
+        uint32_t kv_heads;
+        bool tied;
+    } forms[] = {{4, true}, {4, false}, {2, true}, {1, false}};
+    for (size_t i = 0; i < DL_COUNT_OF(forms); i++) {
+        struct dl_model_spec spec = small_spec(forms[i].kv_heads, forms[i].tied);
+        check_gradients(&spec, 2, 37, 2e-5);
+    }
+}
+
+/* More keys than one block holds, a length that no block divides, and more rows than one block of logits. */
+static void test_gradients_over_blocks(void)
+{
+    struct dl_model_spec spec = small_spec(1, true);
+    spec.layers = 1;
+    spec.width = 12;
+    spec.heads = 2;
+    spec.ffn_width = 10;
+    spec.sequence_length = 577;
+    check_gradients(&spec, 1, 5, 1e-4);
+}
+
+/* Attention alone, forward, over 1, 63, 64, 65, 512, 513 and 1200 tokens. */
+static void test_long_attention(void)
+{
+    static const uint32_t lengths[] = {1, 63, 64, 65, 512, 513, 1200};
+    enum { heads = 4, kv_heads = 2, w = 6, stride = (heads + 2 * kv_heads) * w, longest = 1200 };
+    struct dl_model_spec spec = small_spec(kv_heads, true);
+    DL_AUTO_FREE float *cosine = calloc(longest * w / 2, sizeof *cosine), *sine = calloc(longest * w / 2, sizeof *sine);
+    DL_AUTO_FREE float *qkv = calloc((size_t)longest * stride, sizeof *qkv);
+    DL_AUTO_FREE float *out = calloc((size_t)longest * heads * w, sizeof *out);
+    DL_AUTO_FREE float *lse = calloc((size_t)longest * heads, sizeof *lse);
+    DL_AUTO_FREE float *scratch = calloc(wk_attention_scratch(), sizeof *scratch);
+    DL_AUTO_FREE double *q = calloc((size_t)longest * heads * w, sizeof *q),
+                        *k = calloc((size_t)longest * kv_heads * w, sizeof *k);
+    DL_AUTO_FREE double *v = calloc((size_t)longest * kv_heads * w, sizeof *v),
+                        *expected = calloc((size_t)longest * heads * w, sizeof *expected);
+    struct wk_meter meter = {0};
+    wk_fill_rotary(&spec, longest, cosine, sine);
+    for (size_t t = 0; t < DL_COUNT_OF(lengths); t++) {
+        uint32_t length = lengths[t];
+        struct dl_rng rng;
+        dl_rng_init(&rng, length, 0);
+        for (uint32_t r = 0; r < length; r++) {
+            float *row = qkv + (size_t)r * stride;
+            for (uint32_t i = 0; i < stride; i++) {
+                row[i] = 3 * dl_rng_normal(&rng);
+                double *into = i < heads * w                ? &q[r * heads * w + i]
+                               : i < (heads + kv_heads) * w ? &k[r * kv_heads * w + i - heads * w]
+                                                            : &v[r * kv_heads * w + i - (heads + kv_heads) * w];
+                *into = (double)row[i];
+            }
+        }
+        reference_rotate(q, heads, w, length, spec.rope_theta);
+        reference_rotate(k, kv_heads, w, length, spec.rope_theta);
+        reference_attention(q, k, v, length, heads, kv_heads, w, expected);
+        struct wk_attention_shape shape = {heads, kv_heads, w, length, cosine, sine};
+        for (uint32_t group = 0; group < kv_heads; group++) {
+            wk_attention_forward(&shape, group, qkv, out, lse, scratch, &meter, 0);
+        }
+        double worst = 0;
+        for (uint32_t i = 0; i < length * heads * w; i++) {
+            worst = fmax(worst, fabs((double)out[i] - expected[i]));
+        }
+        CU_ASSERT(worst < 5e-5); /* Scores reach 50, where a float32 rounding is 4e-6 before the exponential. */
+    }
+}
+
+/* Several tiles in each dimension, several logits blocks' worth of tasks. */
+static struct dl_model_spec middle_spec(void)
+{
+    return (struct dl_model_spec){.vocab_size = 300,
+                                  .width = 96,
+                                  .layers = 2,
+                                  .heads = 6,
+                                  .kv_heads = 3,
+                                  .ffn_width = 530,
+                                  .sequence_length = 70,
+                                  .rope_theta = 10000,
+                                  .norm_epsilon = 1e-5,
+                                  .init_std = 0.05};
+}
+
+static struct dl_inner_spec inner_spec(void)
+{
+    return (struct dl_inner_spec){.learning_rate = 3e-3,
+                                  .min_learning_rate_ratio = 0.1,
+                                  .warmup_steps = 2,
+                                  .decay_steps = 100,
+                                  .beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .epsilon = 1e-8,
+                                  .weight_decay = 0.1,
+                                  .clip_norm = 1};
+}
+
+static struct wk_adamw *make_adamw(struct wk_model *model)
+{
+    struct dl_inner_spec spec = inner_spec();
+    struct dl_err err;
+    struct wk_adamw *adamw = NULL;
+    CU_ASSERT_EQUAL_FATAL(wk_adamw_new(&spec, wk_model_tensors(model), wk_model_tensor_count(model),
+                                       wk_model_parameters(model), wk_model_gradients(model), wk_model_pool(model),
+                                       &adamw, &err),
+                          DL_OK);
+    return adamw;
+}
+
+enum { middle_batch = 5, middle_tokens = middle_batch * 70 };
+
+/* Trains `steps` steps on one batch with `threads` threads; the caller frees the model. */
+static struct wk_model *train_some(uint32_t threads, uint32_t steps, double *first, double *last)
+{
+    struct dl_model_spec spec = middle_spec();
+    struct wk_model *model = make_model(&spec, middle_batch, threads);
+    struct wk_adamw *adamw = make_adamw(model);
+    static uint32_t tokens[middle_tokens], targets[middle_tokens];
+    draw_tokens(&spec, 1, middle_tokens, tokens);
+    draw_tokens(&spec, 2, middle_tokens, targets);
+    struct dl_err err;
+    for (uint32_t i = 0; i < steps; i++) {
+        CU_ASSERT_EQUAL_FATAL(wk_model_forward_backward(model, tokens, targets, i == 0 ? first : last, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_adamw_step(adamw, NULL, &err), DL_OK);
+    }
+    CU_ASSERT_EQUAL(wk_model_broken_guards(model), 0);
+    wk_adamw_free(adamw);
+    return model;
+}
+
+static void test_equal_bits_over_threads(void)
+{
+    double first = 0, last = 0;
+    struct wk_model *one = train_some(1, 3, &first, &last);
+    for (uint32_t threads = 1; threads <= 4; threads++) {
+        double other_first = 0, other_last = 0;
+        struct wk_model *other = train_some(threads, 3, &other_first, &other_last);
+        CU_ASSERT(first == other_first && last == other_last);
+        for (uint32_t i = 0; i < wk_model_tensor_count(one); i++) {
+            size_t bytes = dl_tensor_elements(&wk_model_tensors(one)[i]) * sizeof(float);
+            CU_ASSERT_EQUAL(memcmp(wk_model_parameters(one)[i], wk_model_parameters(other)[i], bytes), 0);
+            CU_ASSERT_EQUAL(memcmp(wk_model_gradients(one)[i], wk_model_gradients(other)[i], bytes), 0);
+        }
+        wk_model_free(other);
+    }
+    wk_model_free(one);
+}
+
+static void test_training_lowers_the_loss(void)
+{
+    double first = 0, last = 0;
+    struct wk_model *model = train_some(2, 40, &first, &last);
+    CU_ASSERT(fabs(first - log(300)) < 0.5);
+    CU_ASSERT(last < 0.6 * first);
+    wk_model_free(model);
+}
+
+/* --- no allocation in a step: the program's own malloc counts. Sanitizers bring theirs. --- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define COUNTS_ALLOCATIONS 1
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *memory, size_t size);
+extern void *__libc_memalign(size_t alignment, size_t size);
+static atomic_uint allocations;
+
+void *malloc(size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_realloc(memory, size);
+}
+
+void *aligned_alloc(size_t alignment, size_t size)
+{
+    atomic_fetch_add(&allocations, 1);
+    return __libc_memalign(alignment, size);
+}
+#endif
+
+static void test_no_allocation_in_a_step(void)
+{
+#ifdef COUNTS_ALLOCATIONS
+    struct dl_model_spec spec = middle_spec();
+    unsigned before = atomic_load(&allocations);
+    struct wk_model *model = make_model(&spec, middle_batch, 3);
+    struct wk_adamw *adamw = make_adamw(model);
+    CU_ASSERT(atomic_load(&allocations) > before + 10); /* The counter works. */
+    static uint32_t tokens[middle_tokens], targets[middle_tokens];
+    draw_tokens(&spec, 1, middle_tokens, tokens);
+    draw_tokens(&spec, 2, middle_tokens, targets);
+    struct dl_err err;
+    double loss;
+    for (int step = 0; step < 3; step++) {
+        before = atomic_load(&allocations);
+        enum dl_rc rc = wk_model_forward_backward(model, tokens, targets, &loss, &err);
+        enum dl_rc step_rc = wk_adamw_step(adamw, NULL, &err);
+        enum dl_rc loss_rc = wk_model_loss(model, tokens, targets, 2, &loss, &err);
+        unsigned after = atomic_load(&allocations);
+        CU_ASSERT(rc == DL_OK && step_rc == DL_OK && loss_rc == DL_OK);
+        CU_ASSERT_EQUAL(before, after);
+    }
+    wk_adamw_free(adamw);
+    wk_model_free(model);
+#else
+    CU_ASSERT(true);
+#endif
+}
+
+static void test_refusals(void)
+{
+    struct dl_err err;
+    struct wk_model *model = NULL;
+    struct wk_model_options options = {.batch_sequences = 1, .threads = 1};
+    struct dl_model_spec spec = small_spec(2, true);
+    spec.heads = 5;
+    CU_ASSERT_EQUAL(wk_model_new(&spec, &options, &model, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "heads (5)") != NULL);
+    spec = small_spec(3, true);
+    CU_ASSERT_EQUAL(wk_model_new(&spec, &options, &model, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "kv_heads (3)") != NULL);
+    spec = small_spec(2, true);
+    spec.heads = 24, spec.kv_heads = 24;
+    CU_ASSERT_EQUAL(wk_model_new(&spec, &options, &model, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "even") != NULL);
+    spec = small_spec(2, true);
+    spec.vocab_size = 0;
+    CU_ASSERT_EQUAL(wk_model_new(&spec, &options, &model, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "vocab_size is 0") != NULL);
+    spec = small_spec(2, false);
+    spec.width = 16384, spec.heads = 128, spec.kv_heads = 128, spec.ffn_width = 65536, spec.layers = 1000;
+    CU_ASSERT_EQUAL(wk_model_new(&spec, &options, &model, &err), DL_ENOMEM);
+    CU_ASSERT(strstr(err.text, "MiB are available") != NULL);
+    CU_ASSERT_PTR_NULL(model);
+}
+
+static void test_bad_input(void)
+{
+    struct dl_model_spec spec = small_spec(2, true);
+    struct wk_model *model = make_model(&spec, 2, 1);
+    uint32_t tokens[22] = {0}, targets[22] = {0};
+    struct dl_err err;
+    double loss = -1;
+    tokens[12] = 19;
+    CU_ASSERT_EQUAL(wk_model_forward_backward(model, tokens, targets, &loss, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "token 19 at sequence 1, position 1") != NULL);
+    tokens[12] = 0;
+    targets[0] = 1000;
+    CU_ASSERT_EQUAL(wk_model_loss(model, tokens, targets, 1, &loss, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "target 1000") != NULL);
+    targets[0] = 0;
+    CU_ASSERT_EQUAL(wk_model_loss(model, tokens, targets, 3, &loss, &err), DL_EINVAL);
+    wk_model_parameters(model)[2][0] = NAN;
+    CU_ASSERT_EQUAL(wk_model_forward_backward(model, tokens, targets, &loss, &err), DL_EINVAL);
+    CU_ASSERT(strstr(err.text, "not finite") != NULL);
+    CU_ASSERT_EQUAL(loss, -1);
+    wk_model_free(model);
+}
+
+/* A model for forward passes alone keeps one layer's activations, and says the same. */
+static void test_forward_only(void)
+{
+    struct dl_model_spec spec = middle_spec();
+    struct wk_model_options options = {.batch_sequences = 2, .threads = 2, .seed = 3, .forward_only = true};
+    struct wk_model_options training = options;
+    training.forward_only = false;
+    struct wk_model_memory small, large;
+    struct dl_err err;
+    CU_ASSERT_EQUAL(wk_model_plan(&spec, &options, &small, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_model_plan(&spec, &training, &large, &err), DL_OK);
+    CU_ASSERT(small.gradients == 0 && small.moments == 0 && small.activations < large.activations);
+    CU_ASSERT_EQUAL(large.total, large.parameters + large.gradients + large.moments + large.activations);
+    struct wk_model *model = NULL, *other = make_model(&spec, 2, 2);
+    CU_ASSERT_EQUAL_FATAL(wk_model_new(&spec, &options, &model, &err), DL_OK);
+    uint32_t tokens[140], targets[140];
+    draw_tokens(&spec, 1, 140, tokens);
+    draw_tokens(&spec, 2, 140, targets);
+    double a = 1, b = 2;
+    CU_ASSERT_EQUAL(wk_model_loss(model, tokens, targets, 2, &a, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_model_forward_backward(other, tokens, targets, &b, &err), DL_OK);
+    CU_ASSERT(a == b);
+    CU_ASSERT_PTR_NULL(wk_model_gradients(model));
+    CU_ASSERT_EQUAL(wk_model_forward_backward(model, tokens, targets, &b, &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(wk_model_broken_guards(model), 0);
+    wk_model_free(model);
+    wk_model_free(other);
+}
+
+/* Token by token through the cache, and as a prompt, must predict what the whole-sequence pass predicts. */
+static void test_generator_agrees_with_logits(void)
+{
+    struct dl_model_spec spec = middle_spec();
+    struct wk_model *model = make_model(&spec, 1, 2);
+    vary_norms(model);
+    uint32_t tokens[70];
+    draw_tokens(&spec, 4, 70, tokens);
+    DL_AUTO_FREE float *all = calloc(70 * 300, sizeof *all);
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(wk_model_logits(model, tokens, 1, all, &err), DL_OK);
+    struct wk_generator *generator = NULL;
+    CU_ASSERT_EQUAL_FATAL(wk_generator_new(model, 0, &generator, &err), DL_OK);
+    static const uint32_t chunks[] = {1, 33, 16, 1, 1, 18};
+    uint32_t at = 0;
+    const float *logits;
+    for (size_t i = 0; i < DL_COUNT_OF(chunks); i++) {
+        CU_ASSERT_EQUAL_FATAL(wk_generator_feed(generator, tokens + at, chunks[i], &logits, &err), DL_OK);
+        at += chunks[i];
+        CU_ASSERT_EQUAL(wk_generator_position(generator), at);
+        double worst = 0;
+        for (uint32_t j = 0; j < 300; j++) {
+            worst = fmax(worst, fabs((double)logits[j] - (double)all[(at - 1) * 300 + j]));
+        }
+        CU_ASSERT(worst < 2e-5);
+    }
+    CU_ASSERT_EQUAL(wk_generator_feed(generator, tokens, 1, &logits, &err), DL_EINVAL); /* The context is full. */
+    CU_ASSERT(strstr(err.text, "70 of a context of 70") != NULL);
+    wk_generator_free(generator);
+    wk_model_free(model);
+}
+
+static void test_sampling(void)
+{
+    struct dl_model_spec spec = middle_spec();
+    spec.init_std = 0.4;
+    struct wk_model *model = make_model(&spec, 1, 1);
+    struct wk_generator *generator = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(wk_generator_new(model, 200, &generator, &err), DL_OK);
+    struct wk_sample_options options = {.temperature = 0};
+    struct dl_rng rng;
+    dl_rng_init(&rng, 1, 1);
+    uint32_t greedy = 0, token = 0;
+    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_EINVAL);
+    const uint32_t start = 7;
+    const float *logits;
+    CU_ASSERT_EQUAL_FATAL(wk_generator_feed(generator, &start, 1, &logits, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &greedy, &err), DL_OK);
+    double sum = 0, top = exp((double)logits[greedy]);
+    for (uint32_t i = 0; i < 300; i++) {
+        CU_ASSERT(logits[i] <= logits[greedy]);
+        sum += exp((double)logits[i]);
+    }
+    uint32_t hits = 0, draws = 4000;
+    options.temperature = 1;
+    for (uint32_t i = 0; i < draws; i++) {
+        CU_ASSERT_EQUAL_FATAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
+        hits += token == greedy;
+    }
+    CU_ASSERT(fabs((double)hits / draws - top / sum) < 4 * sqrt(0.25 / draws)); /* Four standard deviations. */
+    options.top_k = 1;
+    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
+    CU_ASSERT_EQUAL(token, greedy);
+    options.top_k = 0;
+    options.top_p = 1e-9;
+    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
+    CU_ASSERT_EQUAL(token, greedy);
+    wk_generator_free(generator);
+    wk_model_free(model);
+}
+
+/* Initial weights depend on seed and name alone: not on threads, batch, or the other tensors. */
+static void test_initial_weights(void)
+{
+    struct dl_model_spec spec = small_spec(2, false), deeper = spec;
+    deeper.layers = 3;
+    struct wk_model *a = make_model(&spec, 1, 1), *b = make_model(&spec, 3, 3), *c = make_model(&deeper, 1, 2);
+    for (uint32_t i = 0; i < wk_model_tensor_count(a); i++) {
+        size_t bytes = dl_tensor_elements(&wk_model_tensors(a)[i]) * sizeof(float);
+        CU_ASSERT_EQUAL(memcmp(wk_model_parameters(a)[i], wk_model_parameters(b)[i], bytes), 0);
+    }
+    CU_ASSERT_STRING_EQUAL(wk_model_tensors(c)[2].name, "model.layers.0.self_attn.q_proj.weight");
+    CU_ASSERT_EQUAL(memcmp(wk_model_parameters(a)[2], wk_model_parameters(c)[2], 24 * 24 * sizeof(float)), 0);
+    double squares = 0;
+    for (int i = 0; i < 24 * 24; i++) {
+        squares += (double)wk_model_parameters(a)[2][i] * (double)wk_model_parameters(a)[2][i];
+    }
+    CU_ASSERT(fabs(sqrt(squares / (24 * 24)) - 0.3) < 0.03);
+    CU_ASSERT_EQUAL(wk_model_tensors(a)[0].role, DL_TENSOR_EMBEDDING);
+    CU_ASSERT_STRING_EQUAL(wk_model_tensors(a)[wk_model_tensor_count(a) - 1].name, "lm_head.weight");
+    CU_ASSERT_EQUAL(wk_model_tensors(a)[wk_model_tensor_count(a) - 1].layer, 3);
+    wk_model_free(a);
+    wk_model_free(b);
+    wk_model_free(c);
+}
+
+UNIT_MAIN("model", {"gradients against finite differences", test_gradients},
+          {"gradients over blocks", test_gradients_over_blocks}, {"long attention", test_long_attention},
+          {"equal bits over threads", test_equal_bits_over_threads},
+          {"training lowers the loss", test_training_lowers_the_loss},
+          {"no allocation in a step", test_no_allocation_in_a_step}, {"refusals", test_refusals},
+          {"bad input", test_bad_input}, {"forward only", test_forward_only},
+          {"generator agrees with logits", test_generator_agrees_with_logits}, {"sampling", test_sampling},
+          {"initial weights", test_initial_weights})
