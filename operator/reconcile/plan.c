@@ -1,0 +1,488 @@
+#include "operator/reconcile/plan.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "common/wire.h"
+#include "operator/reconcile/plan_internal.h"
+
+#define SECOND INT64_C(1000000000)
+#define ORPHANED_LEARNERS_NS                                                                                           \
+    (3 * SECOND) /* Learners outlive their syncers on purpose; at the end they are asked then. */
+
+const struct op_limits op_limits_default = {
+    .learner_crashes_max = 6,
+    .syncer_crashes_max = 6,
+    .evaluator_crashes_max = 6,
+    .backoff_first_ns = SECOND,
+    .backoff_max_ns = 120 * SECOND,
+    .healthy_ns = 300 * SECOND,
+    .clean_exit_ns = SECOND,
+    .expect_ns = 30 * SECOND,
+    .finish_ns = 60 * SECOND,
+    .grace_ns = 0,
+};
+
+static const char *const kind_names[] = {"syncer", "learner", "evaluator"};
+static const char *const reason_names[OP_REASON_COUNT] = {
+    "None",      "Wanted",    "Replacement",   "ScaleDown",        "Unschedulable", "NodeLost",
+    "Suspended", "Completed", "StopRequested", "DeadlineExceeded", "TimedOut",      "SyncerFailed",
+    "BadInput",  "Refused",   "CrashLoop",     "EvaluatorFailed",  "Waiting",
+};
+static const char *const phase_names[] = {
+    "Pending", "Running", "Suspending", "Suspended", "Finishing", "Succeeded", "Stopped", "Failed",
+};
+
+const char *op_kind_name(enum op_kind kind)
+{
+    return kind_names[kind];
+}
+
+const char *op_reason_name(enum op_reason reason)
+{
+    return reason_names[reason];
+}
+
+const char *op_job_phase_name(enum op_job_phase phase)
+{
+    return phase_names[phase];
+}
+
+enum dl_rc op_planner_new(struct op_planner **out, struct dl_err *err)
+{
+    struct op_planner *planner = calloc(1, sizeof *planner);
+    if (planner == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "no memory for a planner");
+    }
+    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
+        planner->syncers[i] = (struct op_slot){.kind = OP_SYNCER, .id = i};
+    }
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        planner->learners[i] = (struct op_slot){.kind = OP_LEARNER, .id = i};
+    }
+    planner->evaluator = (struct op_slot){.kind = OP_EVALUATOR};
+    *out = planner;
+    return DL_OK;
+}
+
+void op_planner_free(struct op_planner *planner)
+{
+    free(planner);
+}
+
+bool op_planner_add(struct op_planner *planner, enum op_change_type type, const struct op_slot *slot,
+                    uint64_t incarnation, enum op_reason reason)
+{
+    struct op_plan *plan = planner->plan;
+    if (plan->change_count == OP_PLAN_CHANGES_MAX) {
+        plan->next_ns = planner->now_ns;
+        return false;
+    }
+    plan->changes[plan->change_count++] = (struct op_change){
+        .type = type,
+        .kind = slot->kind,
+        .pool = slot->pool,
+        .id = slot->id,
+        .incarnation = incarnation,
+        .reason = reason,
+    };
+    return true;
+}
+
+void op_planner_wake(struct op_planner *planner, int64_t at_ns)
+{
+    planner->plan->next_ns = DL_MIN(planner->plan->next_ns, at_ns);
+}
+
+void op_planner_end(struct op_planner *planner, enum op_job_phase outcome, enum op_reason reason)
+{
+    if (planner->is_ending) {
+        return;
+    }
+    planner->is_ending = true;
+    planner->outcome = outcome;
+    planner->outcome_reason = reason;
+    planner->ending_since_ns = planner->now_ns;
+}
+
+void op_plan_on_start_failed(struct op_planner *planner, const struct op_wanted *wanted, const struct op_change *start,
+                             int64_t now_ns)
+{
+    assert(start->type == OP_START);
+    struct op_slot *slot = &planner->evaluator;
+    if (start->kind != OP_EVALUATOR) {
+        slot = start->kind == OP_SYNCER ? &planner->syncers[start->id] : &planner->learners[start->id];
+    }
+    if (slot->incarnation != start->incarnation || !slot->expected) {
+        return;
+    }
+    planner->now_ns = now_ns;
+    slot->expected = false;
+    slot->counted = slot->incarnation;
+    op_planner_back_off(planner, &wanted->limits, slot, true);
+}
+
+/* --- the end of the job --- */
+
+static void end_by_result(struct op_planner *planner, int result)
+{
+    switch ((enum dl_stop_result)result) {
+    case DL_STOP_SUCCEEDED: op_planner_end(planner, OP_JOB_SUCCEEDED, OP_REASON_COMPLETED); return;
+    case DL_STOP_REQUESTED: op_planner_end(planner, OP_JOB_STOPPED, OP_REASON_STOP_REQUESTED); return;
+    case DL_STOP_TIMEOUT: op_planner_end(planner, OP_JOB_FAILED, OP_REASON_TIMED_OUT); return;
+    case DL_STOP_FAILED: op_planner_end(planner, OP_JOB_FAILED, OP_REASON_SYNCER_FAILED); return;
+    }
+}
+
+static void end_by_syncers(struct op_planner *planner)
+{
+    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+        const struct op_slot *slot = &planner->syncers[i];
+        if (slot->given_up) {
+            op_planner_end(planner, OP_JOB_FAILED, slot->reason);
+            planner->at_once = true;
+        } else if (slot->is_finished && planner->progress->finishing) {
+            op_planner_end(planner, OP_JOB_SUCCEEDED, OP_REASON_COMPLETED);
+        } else if (slot->is_finished) {
+            /* Someone asked this one to stop: the others have to hear of it. */
+            op_planner_end(planner, OP_JOB_STOPPED, OP_REASON_STOP_REQUESTED);
+            planner->ask_syncers = true;
+        }
+    }
+}
+
+static void end_by_learners(struct op_planner *planner)
+{
+    uint32_t existing = 0, given_up = 0;
+    enum op_reason reason = OP_REASON_NONE;
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        const struct op_slot *slot = &planner->learners[i];
+        if (slot->exists && !slot->leaving) {
+            existing++;
+            given_up += slot->given_up ? 1 : 0;
+            reason = slot->given_up ? slot->reason : reason;
+        }
+    }
+    if (existing > 0 && existing == given_up) {
+        op_planner_end(planner, OP_JOB_FAILED, reason);
+        planner->at_once = true;
+    }
+}
+
+static void decide_end(struct op_planner *planner)
+{
+    const struct op_wanted *wanted = planner->wanted;
+    if (planner->progress->result >= 0) {
+        /* The budget may have been reached while a stop was on its way. */
+        if (planner->is_ending && planner->outcome == OP_JOB_STOPPED &&
+            planner->progress->result == DL_STOP_SUCCEEDED) {
+            planner->outcome = OP_JOB_SUCCEEDED;
+            planner->outcome_reason = OP_REASON_COMPLETED;
+        }
+        end_by_result(planner, planner->progress->result);
+    }
+    if (!planner->is_ending && wanted->wish != OP_WISH_NONE) {
+        op_planner_end(planner, OP_JOB_STOPPED, OP_REASON_STOP_REQUESTED);
+        planner->ask_syncers = true;
+    }
+    if (!planner->is_ending && wanted->deadline_ns > 0) {
+        int64_t until_ns = planner->started_ns + wanted->deadline_ns;
+        if (planner->now_ns >= until_ns) {
+            op_planner_end(planner, OP_JOB_FAILED, OP_REASON_DEADLINE_EXCEEDED);
+            planner->ask_syncers = true;
+        } else {
+            op_planner_wake(planner, until_ns);
+        }
+    }
+    if (!planner->is_ending) {
+        end_by_syncers(planner);
+    }
+    if (!planner->is_ending && !planner->progress->finishing) {
+        end_by_learners(planner);
+    }
+}
+
+static bool is_up(const struct op_slot *slot)
+{
+    return slot->current != NULL || slot->alive > 0 || slot->expected;
+}
+
+static uint32_t count_up(const struct op_slot *slots, uint32_t count)
+{
+    uint32_t up = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        up += is_up(&slots[i]) ? 1 : 0;
+    }
+    return up;
+}
+
+static void ask(struct op_planner *planner, const struct op_slot *slot, bool kill, enum op_reason reason)
+{
+    if (slot->current == NULL) {
+        return;
+    }
+    if (kill) {
+        op_planner_add(planner, OP_KILL, slot, slot->current->incarnation, reason);
+    } else if (slot->current->state != OP_TERMINATING) {
+        op_planner_add(planner, OP_STOP, slot, slot->current->incarnation, reason);
+    }
+}
+
+/* One that was asked and does not go is killed after the grace period, where that is ours to do. */
+static void ask_or_kill(struct op_planner *planner, const struct op_slot *slot, enum op_reason reason)
+{
+    int64_t grace_ns = planner->wanted->limits.grace_ns;
+    bool kill = false;
+    if (slot->current != NULL && slot->current->state == OP_TERMINATING && grace_ns > 0) {
+        int64_t until_ns = slot->current->since_ns + grace_ns;
+        kill = planner->now_ns >= until_ns;
+        if (!kill) {
+            op_planner_wake(planner, until_ns);
+        }
+    }
+    ask(planner, slot, kill, reason);
+}
+
+static void finish_over(struct op_planner *planner)
+{
+    planner->is_over = true;
+    const struct op_slot *evaluator = &planner->evaluator;
+    bool has_failed = evaluator->given_up || (evaluator->incarnation > 0 && evaluator->last_code != 0);
+    if (planner->outcome == OP_JOB_SUCCEEDED && planner->wanted->evaluator && has_failed) {
+        planner->outcome = OP_JOB_FAILED;
+        planner->outcome_reason = OP_REASON_EVALUATOR_FAILED;
+    }
+}
+
+static void tear_down(struct op_planner *planner)
+{
+    const struct op_limits *limits = &planner->wanted->limits;
+    bool kill = planner->wanted->wish == OP_WISH_KILL;
+    uint32_t syncers = count_up(planner->syncers, DL_SPEC_SHARDS_MAX);
+    uint32_t learners = count_up(planner->learners, DL_SPEC_LEARNERS_MAX);
+    bool evaluator = is_up(&planner->evaluator);
+    if (syncers + learners == 0 && !evaluator) {
+        finish_over(planner);
+        return;
+    }
+    int64_t ask_ns = planner->ending_since_ns + (planner->at_once ? 0 : limits->finish_ns);
+    int64_t ask_learners_ns = syncers > 0 ? ask_ns : DL_MIN(ask_ns, planner->ending_since_ns + ORPHANED_LEARNERS_NS);
+    if (planner->ask_syncers && planner->progress->result < 0 && syncers > 0 && !kill) {
+        struct op_slot everyone = {.kind = OP_SYNCER};
+        op_planner_add(planner, OP_STOP_JOB, &everyone, 0, planner->outcome_reason);
+    }
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX && planner->now_ns >= ask_learners_ns; i++) {
+        ask_or_kill(planner, &planner->learners[i], planner->outcome_reason);
+    }
+    if (planner->now_ns >= ask_ns) {
+        ask_or_kill(planner, &planner->evaluator, planner->outcome_reason);
+    }
+    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
+        if ((learners == 0 && !evaluator) || planner->now_ns >= ask_ns) {
+            ask_or_kill(planner, &planner->syncers[i], planner->outcome_reason);
+        }
+    }
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX && kill; i++) {
+        ask(planner, &planner->learners[i], true, planner->outcome_reason);
+    }
+    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX && kill; i++) {
+        ask(planner, &planner->syncers[i], true, planner->outcome_reason);
+    }
+    if (kill) {
+        ask(planner, &planner->evaluator, true, planner->outcome_reason);
+    }
+    op_planner_wake(planner,
+                    planner->now_ns < ask_learners_ns ? ask_learners_ns : DL_MAX(ask_ns, planner->now_ns + SECOND));
+}
+
+/* --- suspended --- */
+
+static void suspend(struct op_planner *planner)
+{
+    planner->is_suspended = true;
+    uint32_t training = count_up(planner->learners, DL_SPEC_LEARNERS_MAX) + (is_up(&planner->evaluator) ? 1 : 0);
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        ask_or_kill(planner, &planner->learners[i], OP_REASON_SUSPENDED);
+    }
+    ask_or_kill(planner, &planner->evaluator, OP_REASON_SUSPENDED);
+    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX && training == 0; i++) {
+        ask_or_kill(planner, &planner->syncers[i], OP_REASON_SUSPENDED);
+    }
+}
+
+static void fresh_chance(struct op_planner *planner, struct op_slot *slot)
+{
+    slot->given_up = false;
+    slot->is_finished = false;
+    slot->crashes = slot->short_lives = 0;
+    slot->next_start_ns = planner->now_ns;
+}
+
+static void fresh_chances(struct op_planner *planner)
+{
+    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
+        fresh_chance(planner, &planner->syncers[i]);
+    }
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        fresh_chance(planner, &planner->learners[i]);
+    }
+    fresh_chance(planner, &planner->evaluator);
+}
+
+/* --- running --- */
+
+static bool is_startable(struct op_planner *planner, const struct op_slot *slot)
+{
+    if (!slot->exists || slot->leaving || slot->given_up || slot->is_finished || slot->current != NULL ||
+        slot->expected) {
+        return false;
+    }
+    if (planner->now_ns < slot->next_start_ns) {
+        op_planner_wake(planner, slot->next_start_ns);
+        return false;
+    }
+    return true;
+}
+
+static void start(struct op_planner *planner, struct op_slot *slot)
+{
+    enum op_reason reason = slot->reason == OP_REASON_REPLACEMENT ? OP_REASON_REPLACEMENT : OP_REASON_WANTED;
+    if (!op_planner_add(planner, OP_START, slot, slot->incarnation + 1, reason)) {
+        return;
+    }
+    slot->incarnation++;
+    slot->expected = true;
+    slot->seen = false;
+    slot->expected_since_ns = planner->now_ns;
+}
+
+static uint32_t places_taken(const struct op_planner *planner)
+{
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        const struct op_slot *slot = &planner->learners[i];
+        taken += slot->alive + (slot->expected ? 1 : 0);
+    }
+    return taken;
+}
+
+static void run(struct op_planner *planner)
+{
+    const struct op_wanted *wanted = planner->wanted;
+    op_planner_scavenge(planner);
+    op_planner_scale(planner);
+    for (uint32_t i = 0; i < wanted->shards; i++) {
+        planner->syncers[i].exists = true;
+        if (is_startable(planner, &planner->syncers[i])) {
+            start(planner, &planner->syncers[i]);
+        }
+    }
+    uint32_t taken = places_taken(planner);
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        struct op_slot *slot = &planner->learners[i];
+        if (slot->leaving) {
+            ask_or_kill(planner, slot, OP_REASON_SCALE_DOWN);
+        } else if (wanted->endpoints_known && !planner->progress->finishing && taken < wanted->learners_max &&
+                   is_startable(planner, slot)) {
+            start(planner, slot);
+            taken++;
+        }
+    }
+    planner->evaluator.exists = wanted->evaluator;
+    if (wanted->endpoints_known && is_startable(planner, &planner->evaluator)) {
+        start(planner, &planner->evaluator);
+    }
+}
+
+/* --- what is said about it --- */
+
+static void count_learners(const struct op_planner *planner, struct op_plan *plan)
+{
+    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+        const struct op_slot *slot = &planner->learners[i];
+        if (!slot->exists) {
+            continue;
+        }
+        const struct op_instance *current = slot->current;
+        if (current == NULL) {
+            plan->given_up += slot->given_up ? 1 : 0;
+            plan->starting += slot->expected ? 1 : 0;
+            plan->waiting += !slot->given_up && !slot->expected ? 1 : 0;
+            continue;
+        }
+        plan->running += current->state == OP_RUNNING ? 1 : 0;
+        plan->connected += current->state == OP_RUNNING && current->connected ? 1 : 0;
+        plan->starting += current->state == OP_PENDING || current->state == OP_STARTING ? 1 : 0;
+        plan->terminating += current->state == OP_TERMINATING ? 1 : 0;
+    }
+    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+        const struct op_instance *current = planner->syncers[i].current;
+        plan->syncers_ready += current != NULL && current->state == OP_RUNNING && current->ready ? 1 : 0;
+    }
+}
+
+static void describe(struct op_planner *planner, struct op_plan *plan)
+{
+    count_learners(planner, plan);
+    if (planner->is_over || planner->is_ending) {
+        plan->phase = planner->is_over ? planner->outcome : OP_JOB_FINISHING;
+        plan->reason = planner->outcome_reason;
+        snprintf(plan->message, sizeof plan->message, "%s", op_reason_name(planner->outcome_reason));
+    } else if (planner->wanted->suspend) {
+        bool any =
+            count_up(planner->learners, DL_SPEC_LEARNERS_MAX) + count_up(planner->syncers, DL_SPEC_SHARDS_MAX) > 0 ||
+            is_up(&planner->evaluator);
+        plan->phase = any ? OP_JOB_SUSPENDING : OP_JOB_SUSPENDED;
+        plan->reason = OP_REASON_SUSPENDED;
+        snprintf(plan->message, sizeof plan->message, "suspended as asked");
+    } else if (plan->syncers_ready < planner->wanted->shards) {
+        plan->phase = plan->running > 0 ? OP_JOB_RUNNING : OP_JOB_PENDING;
+        plan->reason = OP_REASON_WAITING;
+        snprintf(plan->message, sizeof plan->message, "%u/%u syncers ready", plan->syncers_ready,
+                 planner->wanted->shards);
+    } else {
+        plan->phase = OP_JOB_RUNNING;
+        plan->reason = plan->connected < plan->desired ? OP_REASON_WAITING : OP_REASON_NONE;
+        snprintf(plan->message, sizeof plan->message, "%u/%u learners connected", plan->connected, plan->desired);
+    }
+}
+
+void op_plan_make(struct op_planner *planner, const struct op_wanted *wanted, const struct op_progress *progress,
+                  const struct op_instance *instances, uint32_t count, int64_t now_ns, struct op_plan *plan)
+{
+    assert(wanted->shards <= DL_SPEC_SHARDS_MAX && wanted->pool_count <= DL_SPEC_POOLS_MAX);
+    *plan = (struct op_plan){.next_ns = INT64_MAX};
+    planner->wanted = wanted;
+    planner->progress = progress;
+    planner->now_ns = now_ns;
+    planner->plan = plan;
+    if (!planner->is_started) {
+        planner->is_started = true;
+        planner->started_ns = wanted->started_ns != 0 ? wanted->started_ns : now_ns;
+        planner->generation = wanted->generation;
+        planner->capacity_changes = wanted->capacity_changes;
+    }
+    op_planner_observe(planner, instances, count);
+    if (planner->generation != wanted->generation || (planner->is_suspended && !wanted->suspend)) {
+        fresh_chances(planner);
+        planner->generation = wanted->generation;
+        planner->is_suspended = false;
+    }
+    if (!planner->is_over) {
+        decide_end(planner);
+        if (planner->is_ending) {
+            tear_down(planner);
+        } else if (wanted->suspend) {
+            suspend(planner);
+        } else {
+            run(planner);
+        }
+    }
+    describe(planner, plan);
+    planner->wanted = NULL;
+    planner->progress = NULL;
+    planner->plan = NULL;
+}

@@ -1,0 +1,925 @@
+/* The planner: ends, budgets, backoff, scaling, scavenging, the job's end, stale views. */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "operator/reconcile/plan.h"
+#include "tests/unit/unit.h"
+
+#define S INT64_C(1000000000)
+#define WORLD_MAX 256
+
+/* A small cluster: applies what is planned, shows what it is told to show. */
+struct world {
+    struct op_planner *planner;
+    struct op_wanted wanted;
+    struct op_progress progress;
+    struct op_instance instances[WORLD_MAX];
+    uint32_t count;
+    int64_t now;
+    struct op_plan plan;
+    uint32_t starts, stops, kills, stop_jobs; /* Of the last step. */
+    bool by_hand;                             /* Started instances stay OP_STARTING. */
+};
+
+static struct op_limits test_limits(void)
+{
+    return (struct op_limits){
+        .learner_crashes_max = 3,
+        .syncer_crashes_max = 2,
+        .evaluator_crashes_max = 1,
+        .backoff_first_ns = S,
+        .backoff_max_ns = 8 * S,
+        .healthy_ns = 60 * S,
+        .clean_exit_ns = S,
+        .expect_ns = 30 * S,
+        .finish_ns = 20 * S,
+        .grace_ns = 5 * S,
+    };
+}
+
+static void world_init(struct world *w, uint32_t shards, uint32_t replicas, uint32_t max)
+{
+    *w = (struct world){.now = 1000 * S};
+    CU_ASSERT_EQUAL_FATAL(op_planner_new(&w->planner, NULL), DL_OK);
+    w->wanted = (struct op_wanted){
+        .shards = shards,
+        .evaluator = true,
+        .learners_max = max,
+        .pool_count = 1,
+        .pools = {{.name = "default", .replicas = replicas}},
+        .endpoints_known = true,
+        .limits = test_limits(),
+    };
+    w->progress.result = -1;
+}
+
+static void world_release(struct world *w)
+{
+    op_planner_free(w->planner);
+}
+
+static struct op_instance *world_find(struct world *w, enum op_kind kind, uint32_t id)
+{
+    struct op_instance *found = NULL;
+    for (uint32_t i = 0; i < w->count; i++) {
+        struct op_instance *it = &w->instances[i];
+        if (it->kind == kind && it->id == id && (found == NULL || it->incarnation > found->incarnation)) {
+            found = it;
+        }
+    }
+    return found;
+}
+
+static void world_remove(struct world *w, const struct op_change *change)
+{
+    for (uint32_t i = 0; i < w->count; i++) {
+        struct op_instance *it = &w->instances[i];
+        if (it->kind == change->kind && it->id == change->id && it->incarnation == change->incarnation) {
+            *it = w->instances[--w->count];
+            return;
+        }
+    }
+}
+
+static void world_apply(struct world *w, const struct op_change *change)
+{
+    if (change->type == OP_STOP_JOB) {
+        w->stop_jobs++;
+        return;
+    }
+    if (change->type == OP_FORGET) {
+        world_remove(w, change);
+        return;
+    }
+    if (change->type == OP_START) {
+        CU_ASSERT_FATAL(w->count < WORLD_MAX);
+        w->starts++;
+        w->instances[w->count++] = (struct op_instance){
+            .kind = change->kind,
+            .pool = change->pool,
+            .id = change->id,
+            .incarnation = change->incarnation,
+            .state = w->by_hand ? OP_STARTING : OP_RUNNING,
+            .ready = true,
+            .connected = true,
+            .since_ns = w->now,
+            .started_ns = w->now,
+        };
+        return;
+    }
+    w->stops += change->type == OP_STOP ? 1 : 0;
+    w->kills += change->type == OP_KILL ? 1 : 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        struct op_instance *it = &w->instances[i];
+        if (it->kind == change->kind && it->id == change->id && it->incarnation == change->incarnation &&
+            it->state != OP_TERMINATING && it->state != OP_LOST) {
+            it->state = OP_TERMINATING;
+            it->since_ns = w->now;
+        }
+    }
+}
+
+/* Plans and applies, until nothing is started any more. */
+static void world_step(struct world *w)
+{
+    w->starts = w->stops = w->kills = w->stop_jobs = 0;
+    uint32_t before = 0;
+    for (int i = 0; i < 100; i++) {
+        before = w->starts;
+        op_plan_make(w->planner, &w->wanted, &w->progress, w->instances, w->count, w->now, &w->plan);
+        for (uint32_t c = 0; c < w->plan.change_count; c++) {
+            world_apply(w, &w->plan.changes[c]);
+        }
+        if (w->starts == before && w->plan.change_count == 0) {
+            break;
+        }
+        if (w->stops + w->kills > 0 && w->starts == before) {
+            break;
+        }
+    }
+}
+
+static void world_end(struct world *w, enum op_kind kind, uint32_t id, enum op_end end, int code)
+{
+    struct op_instance *it = world_find(w, kind, id);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(it);
+    it->state = OP_ENDED;
+    it->since_ns = w->now;
+    it->end = end;
+    it->code = code;
+}
+
+static uint32_t world_alive(const struct world *w, enum op_kind kind)
+{
+    uint32_t alive = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        alive += w->instances[i].kind == kind && w->instances[i].state != OP_ENDED ? 1 : 0;
+    }
+    return alive;
+}
+
+/* --- starts --- */
+
+static void test_starts_syncers_learners_evaluator(void)
+{
+    struct world w;
+    world_init(&w, 2, 3, 4);
+    w.wanted.endpoints_known = false;
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_SYNCER), 2);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 0);
+    w.wanted.endpoints_known = true;
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 3);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_EVALUATOR), 1);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    CU_ASSERT_STRING_EQUAL(w.plan.message, "3/3 learners connected");
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts + w.stops, 0);
+    for (uint32_t id = 0; id < 3; id++) {
+        CU_ASSERT_PTR_NOT_NULL(world_find(&w, OP_LEARNER, id));
+    }
+    world_release(&w);
+}
+
+/* --- ends: what each means for the restart --- */
+
+struct end_row {
+    const char *name;
+    enum op_kind kind;
+    enum op_end end;
+    int code;
+    int64_t lived; /* Before it ended. */
+    bool is_crash;
+    int64_t restart_after; /* -1: never. */
+    enum op_job_phase phase;
+};
+
+static const struct end_row end_rows[] = {
+    {"learner exits 1", OP_LEARNER, OP_END_EXIT, 1, S, true, S, OP_JOB_RUNNING},
+    {"learner exits 4", OP_LEARNER, OP_END_EXIT, 4, S, true, S, OP_JOB_RUNNING},
+    {"learner exits 1 after a healthy time", OP_LEARNER, OP_END_EXIT, 1, 90 * S, true, S, OP_JOB_RUNNING},
+    {"learner exits 2: never again", OP_LEARNER, OP_END_EXIT, 2, S, true, -1, OP_JOB_RUNNING},
+    {"learner exits 3: never again", OP_LEARNER, OP_END_EXIT, 3, S, true, -1, OP_JOB_RUNNING},
+    {"learner exits 0 unasked", OP_LEARNER, OP_END_EXIT, 0, S, false, S, OP_JOB_RUNNING},
+    {"learner gets SIGKILL", OP_LEARNER, OP_END_SIGNAL, SIGKILL, S, false, 0, OP_JOB_RUNNING},
+    {"learner gets SIGTERM", OP_LEARNER, OP_END_SIGNAL, SIGTERM, S, false, 0, OP_JOB_RUNNING},
+    {"learner's container says 137", OP_LEARNER, OP_END_EXIT, 137, S, false, 0, OP_JOB_RUNNING},
+    {"learner's container says 143", OP_LEARNER, OP_END_EXIT, 143, S, false, 0, OP_JOB_RUNNING},
+    {"learner's container says 139", OP_LEARNER, OP_END_EXIT, 139, S, true, S, OP_JOB_RUNNING},
+    {"learner gets SIGSEGV", OP_LEARNER, OP_END_SIGNAL, SIGSEGV, S, true, S, OP_JOB_RUNNING},
+    {"learner gets SIGABRT", OP_LEARNER, OP_END_SIGNAL, SIGABRT, S, true, S, OP_JOB_RUNNING},
+    {"learner out of memory", OP_LEARNER, OP_END_OUT_OF_MEMORY, 137, S, true, S, OP_JOB_RUNNING},
+    {"learner evicted", OP_LEARNER, OP_END_EVICTED, 0, S, false, 0, OP_JOB_RUNNING},
+    {"learner preempted", OP_LEARNER, OP_END_PREEMPTED, 0, S, false, 0, OP_JOB_RUNNING},
+    {"learner's node lost", OP_LEARNER, OP_END_NODE_LOST, 0, S, false, 0, OP_JOB_RUNNING},
+    {"learner's node shut down", OP_LEARNER, OP_END_NODE_SHUTDOWN, 0, S, false, 0, OP_JOB_RUNNING},
+    {"learner deleted", OP_LEARNER, OP_END_DELETED, 0, S, false, 0, OP_JOB_RUNNING},
+    {"syncer exits 1", OP_SYNCER, OP_END_EXIT, 1, S, true, S, OP_JOB_RUNNING},
+    {"syncer gets SIGKILL", OP_SYNCER, OP_END_SIGNAL, SIGKILL, S, false, 0, OP_JOB_RUNNING},
+    {"syncer exits 2: job failed", OP_SYNCER, OP_END_EXIT, 2, S, true, -1, OP_JOB_FINISHING},
+    {"syncer exits 3: job failed", OP_SYNCER, OP_END_EXIT, 3, S, true, -1, OP_JOB_FINISHING},
+    {"syncer exits 4: job timed out", OP_SYNCER, OP_END_EXIT, 4, S, true, -1, OP_JOB_FINISHING},
+    {"syncer exits 0 unasked: job stopped", OP_SYNCER, OP_END_EXIT, 0, S, false, -1, OP_JOB_FINISHING},
+    {"evaluator exits 1", OP_EVALUATOR, OP_END_EXIT, 1, S, true, S, OP_JOB_RUNNING},
+    {"evaluator gets SIGKILL", OP_EVALUATOR, OP_END_SIGNAL, SIGKILL, S, false, 0, OP_JOB_RUNNING},
+};
+
+static void check_end(const struct end_row *row)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    uint64_t survivor = world_find(&w, OP_LEARNER, 1)->incarnation;
+    w.now += row->lived;
+    world_end(&w, row->kind, 0, row->end, row->code);
+    world_step(&w);
+    bool ok = op_end_is_crash(row->end, row->code) == row->is_crash && w.plan.phase == row->phase;
+    const struct op_instance *again = world_find(&w, row->kind, 0);
+    ok = ok && (again != NULL) == (row->restart_after == 0);
+    if (row->restart_after > 0) {
+        ok = ok && w.plan.next_ns <= w.now + row->restart_after;
+        w.now += row->restart_after - 1;
+        world_step(&w);
+        ok = ok && world_find(&w, row->kind, 0) == NULL;
+        w.now += 1;
+    } else if (row->restart_after < 0) {
+        w.now += 19 * S;
+    }
+    world_step(&w);
+    again = world_find(&w, row->kind, 0);
+    ok = ok && (again != NULL) == (row->restart_after >= 0);
+    ok = ok && (again == NULL || again->incarnation == 2);
+    /* Nobody else was touched. */
+    ok = ok && (row->phase != OP_JOB_RUNNING || world_find(&w, OP_LEARNER, 1)->incarnation == survivor);
+    if (!ok) {
+        fprintf(stderr, "row '%s' failed\n", row->name);
+    }
+    CU_ASSERT(ok);
+    world_release(&w);
+}
+
+static void test_ends(void)
+{
+    for (size_t i = 0; i < sizeof end_rows / sizeof end_rows[0]; i++) {
+        check_end(&end_rows[i]);
+    }
+}
+
+/* --- backoff and budgets --- */
+
+static void test_crashes_back_off_and_use_the_budget_up(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    static const int64_t waits[] = {S, 2 * S, 4 * S};
+    for (size_t i = 0; i < 3; i++) {
+        world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 1);
+        world_step(&w);
+        CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 0));
+        CU_ASSERT_EQUAL(w.plan.next_ns, w.now + waits[i]);
+        CU_ASSERT_EQUAL(w.plan.waiting, 1);
+        w.now = w.plan.next_ns;
+        world_step(&w);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 0));
+    }
+    world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 1);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.given_up, 1);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING); /* The other learner trains on. */
+    w.now += 1000 * S;
+    world_step(&w);
+    CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 0));
+    /* A new generation of the job gives it another chance. */
+    w.wanted.generation++;
+    world_step(&w);
+    CU_ASSERT_PTR_NOT_NULL(world_find(&w, OP_LEARNER, 0));
+    world_release(&w);
+}
+
+static void test_disruptions_cost_nothing_but_repeated_ones_back_off(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    int64_t longest = 0;
+    for (int i = 0; i < 50; i++) {
+        world_end(&w, OP_LEARNER, 0, OP_END_SIGNAL, SIGKILL);
+        int64_t at = w.now;
+        world_step(&w);
+        while (world_find(&w, OP_LEARNER, 0) == NULL) {
+            CU_ASSERT_FATAL(w.plan.next_ns > w.now && w.plan.next_ns < INT64_MAX);
+            w.now = w.plan.next_ns;
+            world_step(&w);
+        }
+        longest = w.now - at > longest ? w.now - at : longest;
+        CU_ASSERT(i > 0 || w.now == at);
+    }
+    CU_ASSERT_EQUAL(longest, 8 * S);
+    CU_ASSERT_EQUAL(w.plan.given_up, 0);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 51);
+    world_release(&w);
+}
+
+static void test_healthy_time_resets(void)
+{
+    struct world w;
+    world_init(&w, 1, 1, 4);
+    world_step(&w);
+    for (int i = 0; i < 10; i++) {
+        w.now += 61 * S;
+        world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 1);
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.plan.next_ns, w.now + S);
+        w.now += S;
+        world_step(&w);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 0));
+    }
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    world_release(&w);
+}
+
+static void crash_until_given_up(struct world *w, enum op_kind kind, uint32_t id, int crashes)
+{
+    for (int i = 0; i < crashes; i++) {
+        w->now += 10 * S;
+        world_step(w);
+        world_end(w, kind, id, OP_END_EXIT, 1);
+        world_step(w);
+    }
+}
+
+static void test_budgets_are_apart(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    crash_until_given_up(&w, OP_LEARNER, 0, 3); /* Its whole budget; the syncer's is untouched. */
+    crash_until_given_up(&w, OP_SYNCER, 0, 2);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    crash_until_given_up(&w, OP_SYNCER, 0, 1);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FINISHING);
+    CU_ASSERT_EQUAL(w.plan.reason, OP_REASON_CRASH_LOOP);
+    CU_ASSERT(w.stops > 0); /* Nothing to wait for. */
+    world_release(&w);
+}
+
+static void test_all_learners_given_up_fails_the_job(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 3);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    world_end(&w, OP_LEARNER, 1, OP_END_EXIT, 3);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FINISHING);
+    CU_ASSERT_EQUAL(w.plan.reason, OP_REASON_REFUSED);
+    world_end(&w, OP_EVALUATOR, 0, OP_END_EXIT, 0);
+    world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FAILED);
+    CU_ASSERT_EQUAL(w.plan.reason, OP_REASON_REFUSED);
+    world_release(&w);
+}
+
+static void test_start_that_cannot_be_made_is_tried_again(void)
+{
+    struct world w;
+    world_init(&w, 1, 1, 4);
+    op_plan_make(w.planner, &w.wanted, &w.progress, NULL, 0, w.now, &w.plan);
+    CU_ASSERT_EQUAL_FATAL(w.plan.change_count, 3);
+    struct op_change start = w.plan.changes[1];
+    CU_ASSERT_EQUAL_FATAL(start.kind, OP_LEARNER);
+    world_apply(&w, &w.plan.changes[0]);
+    world_apply(&w, &w.plan.changes[2]);
+    op_plan_on_start_failed(w.planner, &w.wanted, &start, w.now);
+    world_step(&w);
+    CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 0));
+    CU_ASSERT_EQUAL(w.plan.next_ns, w.now + S);
+    w.now += S;
+    world_step(&w);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 0));
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 2);
+    world_release(&w);
+}
+
+/* --- scaling --- */
+
+struct victim_row {
+    const char *name;
+    bool ready, disrupted;
+    enum op_instance_state state;
+    uint64_t behind;
+    double rate;
+};
+
+/* In the order in which they have to go. */
+static const struct victim_row victims[] = {
+    {"not ready, slow", false, false, OP_STARTING, 0, 1},
+    {"running but not ready", false, false, OP_RUNNING, 0, 900},
+    {"disrupted", true, true, OP_RUNNING, 0, 900},
+    {"most stale", true, false, OP_RUNNING, 9, 900},
+    {"stale", true, false, OP_RUNNING, 3, 900},
+    {"slowest", true, false, OP_RUNNING, 1, 100},
+    {"slow", true, false, OP_RUNNING, 1, 200},
+    {"fast and fresh", true, false, OP_RUNNING, 0, 900},
+};
+enum { VICTIMS = sizeof victims / sizeof victims[0] };
+
+static void test_victims_of_a_scale_down(void)
+{
+    for (uint32_t keep = VICTIMS; keep-- > 0;) {
+        struct world w;
+        world_init(&w, 1, VICTIMS, VICTIMS);
+        world_step(&w);
+        /* Ids are handed out against the order, so that the id decides nothing here. */
+        for (uint32_t i = 0; i < VICTIMS; i++) {
+            struct op_instance *it = world_find(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS);
+            it->ready = victims[i].ready;
+            it->disrupted = victims[i].disrupted;
+            it->state = victims[i].state;
+            it->behind = victims[i].behind;
+            it->tokens_per_second = victims[i].rate;
+        }
+        w.wanted.pools[0].replicas = keep;
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.stops, VICTIMS - keep);
+        for (uint32_t i = 0; i < VICTIMS; i++) {
+            bool gone = world_find(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS)->state == OP_TERMINATING;
+            bool expected = i < VICTIMS - keep && i > 0; /* The two that are not ready are told apart by rate alone. */
+            expected = expected || (i == 0 && VICTIMS - keep >= 1);
+            if (gone != expected) {
+                fprintf(stderr, "victim '%s' with %u kept: %s\n", victims[i].name, keep, gone ? "gone" : "there");
+            }
+            CU_ASSERT_EQUAL(gone, expected);
+        }
+        world_release(&w);
+    }
+}
+
+static void test_scale_down_asks_then_kills_and_counts_terminating(void)
+{
+    struct world w;
+    world_init(&w, 1, 4, 4);
+    world_step(&w);
+    w.wanted.pools[0].replicas = 3;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.stops, 1);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
+    /* Up again while it still leaves: the place is taken until it is gone. */
+    w.wanted.pools[0].replicas = 4;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 0);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 4);
+    w.now += 5 * S;
+    world_step(&w);
+    CU_ASSERT(w.kills >= 1);
+    world_end(&w, OP_LEARNER, 3, OP_END_SIGNAL, SIGKILL);
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 4);
+    world_release(&w);
+}
+
+static void test_ids_stay_and_are_reused(void)
+{
+    struct world w;
+    world_init(&w, 1, 3, 8);
+    world_step(&w);
+    world_find(&w, OP_LEARNER, 1)->behind = 5;
+    w.wanted.pools[0].replicas = 2;
+    world_step(&w);
+    world_end(&w, OP_LEARNER, 1, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 1));
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 2)->incarnation, 1);
+    w.wanted.pools[0].replicas = 4;
+    world_step(&w);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 1));
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 2);
+    CU_ASSERT_PTR_NOT_NULL(world_find(&w, OP_LEARNER, 3));
+    world_release(&w);
+}
+
+static void test_pools_share_ids_and_the_maximum(void)
+{
+    struct dl_spec spec = {.learners = {.min = 1,
+                                        .max = 6,
+                                        .replicas = 5,
+                                        .pool_count = 2,
+                                        .pools = {{.name = "steady", .replicas = 2}, {.name = "spot", .replicas = 9}}},
+                           .syncer = {.shards = 3}};
+    struct op_wanted wanted;
+    op_wanted_from_spec(&spec, 5, &wanted);
+    CU_ASSERT_EQUAL(wanted.shards, 3);
+    CU_ASSERT_EQUAL(wanted.pools[0].replicas, 2);
+    CU_ASSERT_EQUAL(wanted.pools[1].replicas, 3);
+    op_wanted_from_spec(&spec, 1, &wanted);
+    CU_ASSERT_EQUAL(wanted.pools[0].replicas, 1);
+    CU_ASSERT_EQUAL(wanted.pools[1].replicas, 0);
+    op_wanted_from_spec(&spec, 50, &wanted);
+    CU_ASSERT_EQUAL(wanted.pools[0].replicas + wanted.pools[1].replicas, 6);
+
+    struct world w;
+    world_init(&w, 1, 0, 6);
+    w.wanted.pool_count = 2;
+    w.wanted.pools[0].replicas = 2;
+    w.wanted.pools[1].replicas = 3;
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->pool, 0);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 2)->pool, 1);
+    world_end(&w, OP_LEARNER, 3, OP_END_PREEMPTED, 0);
+    world_step(&w);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 3));
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->pool, 1);
+    world_release(&w);
+}
+
+static void test_lost_node_is_replaced_without_waiting(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 2);
+    world_step(&w);
+    world_find(&w, OP_LEARNER, 0)->state = OP_LOST;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 1);
+    CU_ASSERT(w.stops >= 1); /* What is left of the old one is to be removed. */
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 2);
+    /* The node comes back: the old incarnation is not wanted, and nothing else is disturbed. */
+    for (uint32_t i = 0; i < w.count; i++) {
+        if (w.instances[i].kind == OP_LEARNER && w.instances[i].incarnation == 1 && w.instances[i].id == 0) {
+            w.instances[i].state = OP_RUNNING;
+        }
+    }
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 0);
+    CU_ASSERT_EQUAL(w.stops, 1);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->state, OP_RUNNING);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->state, OP_RUNNING);
+    world_release(&w);
+}
+
+static void test_running_but_unconnected_is_shown_not_restarted(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 2);
+    world_step(&w);
+    world_find(&w, OP_LEARNER, 0)->connected = false;
+    w.now += 3600 * S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts + w.stops, 0);
+    CU_ASSERT_EQUAL(w.plan.running, 2);
+    CU_ASSERT_EQUAL(w.plan.connected, 1);
+    CU_ASSERT_STRING_EQUAL(w.plan.message, "1/2 learners connected");
+    world_release(&w);
+}
+
+static void test_takes_over_from_another_planner(void)
+{
+    struct world w;
+    world_init(&w, 1, 3, 4);
+    world_step(&w);
+    world_end(&w, OP_LEARNER, 1, OP_END_SIGNAL, SIGKILL);
+    world_step(&w);
+    op_planner_free(w.planner);
+    CU_ASSERT_EQUAL_FATAL(op_planner_new(&w.planner, NULL), DL_OK);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts + w.stops, 0);
+    world_end(&w, OP_LEARNER, 1, OP_END_SIGNAL, SIGKILL);
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 3);
+    world_release(&w);
+}
+
+/* --- scavenging --- */
+
+static void test_scavenging_grows_takes_back_and_backs_off(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 8);
+    w.by_hand = false;
+    w.wanted.pools[0] = (struct op_wanted_pool){.name = "spot",
+                                                .replicas = 2,
+                                                .scavenges = true,
+                                                .scavenge_max = 4,
+                                                .pending_ns = 120 * S,
+                                                .cooldown_ns = 60 * S};
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 2);
+    w.now += 60 * S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 3);
+    /* There is no place for the next one. */
+    w.now += 60 * S;
+    w.by_hand = true;
+    world_step(&w);
+    CU_ASSERT_EQUAL_FATAL(world_alive(&w, OP_LEARNER), 4);
+    struct op_instance *pending = world_find(&w, OP_LEARNER, 3);
+    pending->state = OP_PENDING;
+    pending->unschedulable = true;
+    w.now += 119 * S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.stops, 0);
+    w.now += S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.stops, 1);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
+    world_end(&w, OP_LEARNER, 3, OP_END_DELETED, 0);
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 3);
+    /* Backs off; a change of capacity ends the backoff. */
+    w.now += 59 * S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 0);
+    w.wanted.capacity_changes++;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 1);
+    world_release(&w);
+}
+
+static void test_scavenging_stays_below_the_maxima(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 3);
+    w.wanted.pools[0] = (struct op_wanted_pool){
+        .name = "spot", .replicas = 2, .scavenges = true, .scavenge_max = 9, .pending_ns = S, .cooldown_ns = S};
+    for (int i = 0; i < 50; i++) {
+        world_step(&w);
+        w.now += S;
+    }
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 3);
+    world_release(&w);
+}
+
+/* --- the job's end --- */
+
+static void end_all(struct world *w)
+{
+    for (uint32_t i = 0; i < w->count; i++) {
+        world_end(w, w->instances[i].kind, w->instances[i].id, OP_END_EXIT, 0);
+    }
+}
+
+struct result_row {
+    const char *name;
+    int result;
+    enum op_job_phase phase;
+    enum op_reason reason;
+};
+
+static void test_results(void)
+{
+    static const struct result_row rows[] = {
+        {"succeeded", 0, OP_JOB_SUCCEEDED, OP_REASON_COMPLETED},
+        {"requested", 1, OP_JOB_STOPPED, OP_REASON_STOP_REQUESTED},
+        {"timeout", 2, OP_JOB_FAILED, OP_REASON_TIMED_OUT},
+        {"failed", 3, OP_JOB_FAILED, OP_REASON_SYNCER_FAILED},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct world w;
+        world_init(&w, 2, 2, 4);
+        world_step(&w);
+        w.progress.result = rows[i].result;
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FINISHING);
+        CU_ASSERT_EQUAL(w.stops + w.starts + w.stop_jobs, 0); /* Everyone goes by itself. */
+        world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 0);
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.starts, 0);
+        end_all(&w);
+        world_step(&w);
+        if (w.plan.phase != rows[i].phase || w.plan.reason != rows[i].reason) {
+            fprintf(stderr, "row '%s' failed\n", rows[i].name);
+        }
+        CU_ASSERT_EQUAL(w.plan.phase, rows[i].phase);
+        CU_ASSERT_EQUAL(w.plan.reason, rows[i].reason);
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.plan.phase, rows[i].phase); /* For good. */
+        CU_ASSERT_EQUAL(w.plan.change_count, 0);
+        world_release(&w);
+    }
+}
+
+static void test_finishing_syncers_may_go_one_after_the_other(void)
+{
+    struct world w;
+    world_init(&w, 2, 2, 4);
+    world_step(&w);
+    w.progress.finishing = true;
+    world_end(&w, OP_LEARNER, 0, OP_END_SIGNAL, SIGKILL);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 0); /* Not worth a replacement any more. */
+    world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts + w.stop_jobs, 0);
+    end_all(&w);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUCCEEDED);
+    world_release(&w);
+}
+
+static void test_stop_wish_deadline_and_their_bounds(void)
+{
+    for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
+        struct world w;
+        world_init(&w, 1, 2, 4);
+        w.wanted.deadline_ns = by_deadline ? 100 * S : 0;
+        world_step(&w);
+        CU_ASSERT(!by_deadline || w.plan.next_ns <= w.now + 100 * S);
+        w.now += 100 * S;
+        w.wanted.wish = by_deadline ? OP_WISH_NONE : OP_WISH_STOP;
+        world_step(&w);
+        CU_ASSERT(w.stop_jobs >= 1);
+        CU_ASSERT_EQUAL(w.stops, 0);
+        /* Nobody reacts: asked one by one after finish_ns, killed grace_ns later. */
+        w.now += 20 * S;
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.stops, 4);
+        w.now += 5 * S;
+        world_step(&w);
+        CU_ASSERT(w.kills >= 4);
+        end_all(&w);
+        world_step(&w);
+        CU_ASSERT_EQUAL(w.plan.phase, by_deadline ? OP_JOB_FAILED : OP_JOB_STOPPED);
+        CU_ASSERT_EQUAL(w.plan.reason, by_deadline ? OP_REASON_DEADLINE_EXCEEDED : OP_REASON_STOP_REQUESTED);
+        world_release(&w);
+    }
+}
+
+static void test_kill_wish_kills_at_once(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    w.wanted.wish = OP_WISH_KILL;
+    world_step(&w);
+    CU_ASSERT(w.kills >= 4);
+    end_all(&w);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_STOPPED);
+    world_release(&w);
+}
+
+static void test_learners_without_syncers_do_not_linger(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    w.wanted.wish = OP_WISH_STOP;
+    world_step(&w);
+    world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
+    w.now += 4 * S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.stops, 2);
+    CU_ASSERT_EQUAL(world_find(&w, OP_EVALUATOR, 0)->state, OP_RUNNING); /* It may still be exporting. */
+    world_release(&w);
+}
+
+static void test_success_needs_the_export(void)
+{
+    struct world w;
+    world_init(&w, 1, 1, 4);
+    world_step(&w);
+    w.progress.result = 0;
+    world_step(&w);
+    end_all(&w);
+    world_find(&w, OP_EVALUATOR, 0)->code = 1;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FAILED);
+    CU_ASSERT_EQUAL(w.plan.reason, OP_REASON_EVALUATOR_FAILED);
+    world_release(&w);
+}
+
+static void test_suspend_and_resume(void)
+{
+    struct world w;
+    world_init(&w, 1, 2, 4);
+    world_step(&w);
+    w.wanted.suspend = true;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUSPENDING);
+    CU_ASSERT_EQUAL(w.stops, 3); /* The syncer goes last. */
+    for (uint32_t i = 0; i < 2; i++) {
+        world_end(&w, OP_LEARNER, i, OP_END_EXIT, 0);
+    }
+    world_end(&w, OP_EVALUATOR, 0, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUSPENDING);
+    CU_ASSERT_EQUAL(world_find(&w, OP_SYNCER, 0)->state, OP_TERMINATING);
+    world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUSPENDED);
+    CU_ASSERT_EQUAL(w.starts, 0);
+    w.wanted.suspend = false;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 2);
+    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 2);
+    world_release(&w);
+}
+
+/* --- a view that is 5 seconds old, over 1,000 reconciles --- */
+
+enum { DELAY = 6 }; /* A view a second. */
+
+static uint32_t next_random(uint64_t *state)
+{
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(*state >> 33);
+}
+
+/* What the cluster does by itself in a second: terminating ones go, some learner is lost now and then. */
+static void cluster_moves(struct world *w, uint64_t *random)
+{
+    for (uint32_t i = 0; i < w->count; i++) {
+        struct op_instance *it = &w->instances[i];
+        if (it->state == OP_TERMINATING && w->now - it->since_ns > 2 * S) {
+            world_end(w, it->kind, it->id, OP_END_EXIT, 0);
+        } else if (it->kind == OP_LEARNER && it->state == OP_RUNNING && next_random(random) % 40 == 0) {
+            world_end(w, it->kind, it->id, next_random(random) % 2 ? OP_END_PREEMPTED : OP_END_EXIT, 1);
+        }
+    }
+}
+
+static void test_delayed_view_never_exceeds_max_nor_deletes_a_live_learner(void)
+{
+    static struct op_instance views[DELAY][WORLD_MAX];
+    static uint32_t counts[DELAY];
+    memset(counts, 0, sizeof counts);
+    struct world w;
+    world_init(&w, 1, 4, 6);
+    w.wanted.limits.learner_crashes_max = 1000000;
+    uint64_t random = 11;
+    uint32_t most = 0, started = 0;
+    for (int i = 0; i < 1000; i++) {
+        w.starts = w.stops = w.kills = 0;
+        uint32_t slot = (uint32_t)i % DELAY;
+        /* The oldest view is shown, then overwritten by the newest. */
+        op_plan_make(w.planner, &w.wanted, &w.progress, views[slot], counts[slot], w.now, &w.plan);
+        for (uint32_t c = 0; c < w.plan.change_count; c++) {
+            const struct op_change *change = &w.plan.changes[c];
+            if (change->type == OP_START) {
+                struct op_instance *twin = world_find(&w, change->kind, change->id);
+                CU_ASSERT_FATAL(twin == NULL || twin->incarnation < change->incarnation);
+                CU_ASSERT_FATAL(twin == NULL || twin->state == OP_ENDED);
+            }
+            if (change->type == OP_STOP || change->type == OP_KILL) {
+                CU_ASSERT_FATAL(w.wanted.pools[0].replicas < 6 && change->reason == OP_REASON_SCALE_DOWN);
+            }
+            world_apply(&w, change);
+        }
+        started += w.starts;
+        /* Replicas move in the middle of the run; stops are legal only then. */
+        w.wanted.pools[0].replicas = i < 400 ? 6 : (i < 700 ? 3 : 5);
+        cluster_moves(&w, &random);
+        uint32_t alive = world_alive(&w, OP_LEARNER);
+        most = alive > most ? alive : most;
+        CU_ASSERT_FATAL(alive <= 6);
+        memcpy(views[slot], w.instances, w.count * sizeof w.instances[0]);
+        counts[slot] = w.count;
+        w.now += S;
+    }
+    CU_ASSERT_EQUAL(most, 6);
+    CU_ASSERT(started > 50);
+    world_release(&w);
+}
+
+static void test_many_changes_come_in_portions(void)
+{
+    struct world w;
+    world_init(&w, 1, 200, 200);
+    op_plan_make(w.planner, &w.wanted, &w.progress, NULL, 0, w.now, &w.plan);
+    CU_ASSERT_EQUAL(w.plan.change_count, OP_PLAN_CHANGES_MAX);
+    CU_ASSERT_EQUAL(w.plan.next_ns, w.now);
+    for (uint32_t c = 0; c < w.plan.change_count; c++) {
+        world_apply(&w, &w.plan.changes[c]);
+    }
+    world_step(&w);
+    CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 200);
+    world_release(&w);
+}
+
+UNIT_MAIN("plan", {"starts syncers, learners, evaluator", test_starts_syncers_learners_evaluator}, {"ends", test_ends},
+          {"crashes back off and use the budget up", test_crashes_back_off_and_use_the_budget_up},
+          {"disruptions cost nothing", test_disruptions_cost_nothing_but_repeated_ones_back_off},
+          {"healthy time resets", test_healthy_time_resets}, {"budgets are apart", test_budgets_are_apart},
+          {"all learners given up", test_all_learners_given_up_fails_the_job},
+          {"start that cannot be made", test_start_that_cannot_be_made_is_tried_again},
+          {"victims of a scale-down", test_victims_of_a_scale_down},
+          {"scale-down asks, then kills", test_scale_down_asks_then_kills_and_counts_terminating},
+          {"ids stay and are reused", test_ids_stay_and_are_reused},
+          {"pools share ids and the maximum", test_pools_share_ids_and_the_maximum},
+          {"lost node", test_lost_node_is_replaced_without_waiting},
+          {"running but unconnected", test_running_but_unconnected_is_shown_not_restarted},
+          {"takes over from another planner", test_takes_over_from_another_planner},
+          {"scavenging", test_scavenging_grows_takes_back_and_backs_off},
+          {"scavenging below the maxima", test_scavenging_stays_below_the_maxima}, {"results", test_results},
+          {"finishing", test_finishing_syncers_may_go_one_after_the_other},
+          {"stop, deadline, bounds", test_stop_wish_deadline_and_their_bounds}, {"kill", test_kill_wish_kills_at_once},
+          {"learners without syncers", test_learners_without_syncers_do_not_linger},
+          {"success needs the export", test_success_needs_the_export}, {"suspend and resume", test_suspend_and_resume},
+          {"delayed view", test_delayed_view_never_exceeds_max_nor_deletes_a_live_learner},
+          {"many changes", test_many_changes_come_in_portions})
