@@ -5,6 +5,7 @@
 
 #include "common/mem.h"
 #include "common/spec.h"
+#include "common/spec_reference.h"
 #include "common/spec_table.h"
 #include "tests/unit/unit.h"
 
@@ -286,8 +287,27 @@ static void test_every_sample_is_accepted(void)
     CU_ASSERT_EQUAL(dl_spec_load("no/such/file.yaml", &spec, NULL, &err), DL_ENOTFOUND);
 }
 
+static void test_committed_reference_is_what_the_table_says(void)
+{
+    struct dl_buf made;
+    dl_buf_init(&made, 1 << 20);
+    dl_spec_reference(&made);
+    DL_AUTO_FILE FILE *file = fopen("docs/job-reference.md", "rb");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    DL_AUTO_FREE char *committed = calloc(1, made.size + 2);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(committed);
+    size_t size = fread(committed, 1, made.size + 1, file);
+    if (size != made.size || memcmp(committed, made.data, size) != 0) {
+        puts("docs/job-reference.md is stale: build/release/tools/spec reference > docs/job-reference.md");
+    }
+    CU_ASSERT_EQUAL(size, made.size);
+    CU_ASSERT_STRING_EQUAL(committed, made.data);
+    dl_buf_release(&made);
+}
+
 UNIT_MAIN("spec", {"defaults", test_defaults},
           {"U2 bad manifests name path, value, remedy", test_bad_manifests_are_refused_with_path_value_and_remedy},
           {"S5 limits", test_size_depth_and_count_limits}, {"every field round trips", test_every_field_round_trips},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
-          {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted})
+          {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
+          {"reference is current", test_committed_reference_is_what_the_table_says})
