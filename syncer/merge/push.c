@@ -1,0 +1,94 @@
+/* What is decided about a push before it is merged. */
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hash.h"
+#include "syncer/merge/merge.h"
+
+static int by_learner(const void *a, const void *b)
+{
+    const struct sy_push *left = a;
+    const struct sy_push *right = b;
+    return (left->learner > right->learner) - (left->learner < right->learner);
+}
+
+void sy_merge_sort(struct sy_push *pushes, uint32_t push_count)
+{
+    qsort(pushes, push_count, sizeof *pushes, by_learner);
+}
+
+double sy_merge_norm(const double *sum_squares, uint32_t slice_count)
+{
+    double sum = 0;
+    for (uint32_t s = 0; s < slice_count; s++) {
+        sum += sum_squares[s];
+    }
+    return sqrt(sum);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const double *left = a;
+    const double *right = b;
+    return (*left > *right) - (*left < *right);
+}
+
+enum dl_verdict sy_merge_check_push(double norm, const double *other_norms, uint32_t other_count, double norm_limit)
+{
+    assert(other_count <= DL_SPEC_LEARNERS_MAX);
+    if (!isfinite(norm)) {
+        return DL_VERDICT_NOT_FINITE;
+    }
+    if (other_count == 0) {
+        return DL_VERDICT_ACCEPTED;
+    }
+    double sorted[DL_SPEC_LEARNERS_MAX];
+    memcpy(sorted, other_norms, other_count * sizeof *sorted);
+    qsort(sorted, other_count, sizeof *sorted, by_value);
+    double median = sorted[other_count / 2];
+    if (other_count % 2 == 0) {
+        median = (median + sorted[other_count / 2 - 1]) / 2;
+    }
+    return median > 0 && norm > norm_limit * median ? DL_VERDICT_NORM : DL_VERDICT_ACCEPTED;
+}
+
+/* exp(-x) for x >= 0, from additions and products alone: libm's exp has variants that differ in the last bit from one
+ * processor to the next, and weights must not. The series runs on x / 2^n <= 1/16, then the result is squared n times.
+ */
+static double exp_of_minus(double x)
+{
+    if (!(x < 700)) {
+        return 0;
+    }
+    int halvings = 0;
+    for (; x > 0.0625; x *= 0.5) {
+        halvings++;
+    }
+    double sum = 1;
+    double term = 1;
+    for (int i = 1; i <= 12; i++) {
+        term *= -x / i;
+        sum += term;
+    }
+    for (; halvings > 0; halvings--) {
+        sum *= sum;
+    }
+    return sum;
+}
+
+double sy_merge_weight(const struct dl_sync_spec *sync, uint32_t c_steps, uint64_t c_tokens, uint64_t staleness)
+{
+    if (c_steps == 0 || c_tokens == 0) {
+        return 0;
+    }
+    double tokens = (double)c_tokens;
+    double weight = sync->merge.weighting == DL_WEIGHT_TOKENS ? tokens * (tokens / c_steps) : 1.0;
+    return weight * exp_of_minus(sync->merge.staleness_decay * (double)staleness);
+}
+
+uint64_t sy_merge_hash(const float *theta, uint64_t padded_elements, uint32_t fragment)
+{
+    return dl_hash64(theta, (size_t)padded_elements * sizeof *theta, fragment);
+}

@@ -1,0 +1,237 @@
+/* The merge of 8 pushes of a 100 MB fragment, beside the rate at which this machine reads memory in the same run.
+ *
+ * A merge's rate counts the bytes it has to move: each push once, Theta and momentum read, new Theta and momentum
+ * written; RDA writes and reads the mean direction besides. bench_merge [FRAGMENT_MB [REPEATS]] */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/codec.h"
+#include "common/isa.h"
+#include "common/mem.h"
+#include "common/rng.h"
+#include "syncer/merge/merge.h"
+#include "tests/bench/bench.h"
+
+#define LEARNERS 8
+#define WIDTH 2048
+#define CHUNK (1024 * 1024) /* Bytes of a reading job. */
+
+struct bench {
+    struct dl_layout *layout;
+    struct sy_pool *pools[2];
+    struct sy_merge *merges[2];
+    struct dl_sync_spec sync;
+    struct sy_push pushes[LEARNERS];
+    uint8_t *encoded[LEARNERS];
+    double *squares[LEARNERS];
+    float *theta, *theta_out;
+    struct sy_outer_state outer;
+    uint64_t padded;
+    uint32_t threads;
+    uint64_t read_bytes, sums[LEARNERS];
+    struct bench_report report;
+    double read_rate[2];
+};
+
+/* Wide vectors whatever the flags: the yardstick has to be the machine's, not the compiler's. */
+typedef uint64_t wide __attribute__((vector_size(64), aligned(8), may_alias));
+
+__attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t read_words(const uint8_t *bytes,
+                                                                                        size_t size)
+{
+    const wide *vectors = (const void *)bytes;
+    wide a = {0};
+    wide b = {0};
+    wide c = {0};
+    wide d = {0};
+    for (size_t i = 0; i < size / sizeof(wide); i += 4) {
+        for (size_t line = 0; line < 4; line++) { /* A page ahead, where the processor's own prefetching stops. */
+            __builtin_prefetch(&vectors[i + 32 + line]);
+        }
+        a += vectors[i];
+        b += vectors[i + 1];
+        c += vectors[i + 2];
+        d += vectors[i + 3];
+    }
+    a += b + c + d;
+    return a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7];
+}
+
+static void read_range(void *opaque, uint64_t begin, uint64_t end)
+{
+    struct bench *bench = opaque;
+    uint64_t chunks = bench->read_bytes / CHUNK;
+    for (uint64_t i = begin; i < end; i++) {
+        uint64_t sum = read_words(bench->encoded[i / chunks] + i % chunks * CHUNK, CHUNK);
+        __atomic_fetch_add(&bench->sums[i / chunks], sum, __ATOMIC_RELAXED);
+    }
+}
+
+static void run_read(void *opaque)
+{
+    struct bench *bench = opaque;
+    sy_pool_run(bench->pools[bench->threads - 1], read_range, bench, bench->read_bytes / CHUNK * LEARNERS);
+}
+
+static void run_merge(void *opaque)
+{
+    struct bench *bench = opaque;
+    struct sy_merge_job job = {.pushes = bench->pushes,
+                               .push_count = LEARNERS,
+                               .theta = bench->theta,
+                               .theta_out = bench->theta_out,
+                               .outer = &bench->outer};
+    struct sy_merge_stats stats;
+    struct dl_err err;
+    if (sy_merge_run(bench->merges[bench->threads - 1], &bench->sync, &job, &stats, &err) != DL_OK) {
+        fprintf(stderr, "bench_merge: %s\n", err.text);
+        exit(1);
+    }
+}
+
+static void must(enum dl_rc rc, const struct dl_err *err)
+{
+    if (rc != DL_OK) {
+        fprintf(stderr, "bench_merge: %s\n", err->text);
+        exit(1);
+    }
+}
+
+static void *must_allocate(size_t bytes)
+{
+    void *memory = dl_alloc_aligned(bytes);
+    if (memory == NULL) {
+        fprintf(stderr, "bench_merge: no memory\n");
+        exit(1);
+    }
+    return memory;
+}
+
+static void set_up(struct bench *bench, double megabytes)
+{
+    /* Square matrices and the vectors beside them, as in a transformer; all in one fragment. */
+    static struct dl_tensor tensors[512];
+    uint32_t count = 0;
+    for (uint64_t left = (uint64_t)(megabytes * 250e3); left >= WIDTH && count < 511; count += 2) {
+        uint64_t rows = DL_MIN(left / WIDTH, WIDTH);
+        left -= rows * WIDTH;
+        tensors[count] = (struct dl_tensor){.rank = 2, .shape = {rows, WIDTH}};
+        tensors[count + 1] = (struct dl_tensor){.rank = 1, .shape = {WIDTH}};
+        snprintf(tensors[count].name, DL_TENSOR_NAME_MAX, "weight.%u", count);
+        snprintf(tensors[count + 1].name, DL_TENSOR_NAME_MAX, "norm.%u", count);
+    }
+    struct dl_err err;
+    must(dl_layout_new(tensors, count, 1, DL_LAYOUT_TENSOR, &bench->layout, &err), &err);
+    bench->padded = bench->layout->fragments[0].padded_elements;
+    for (uint32_t i = 0; i < 2; i++) {
+        must(sy_pool_new(i + 1, &bench->pools[i], &err), &err);
+        must(sy_merge_new(bench->layout, bench->pools[i], LEARNERS, &bench->merges[i], &err), &err);
+    }
+    bench->sync.outer.type = DL_OUTER_NESTEROV;
+    bench->sync.outer.learning_rate = 1e-6; /* Theta stays where it is over many runs. */
+    bench->sync.outer.momentum = 0.9;
+    bench->theta = must_allocate(bench->padded * 4);
+    bench->theta_out = must_allocate(bench->padded * 4);
+    bench->outer.first = must_allocate(bench->padded * 4);
+    bench->read_bytes = bench->padded * 4 / CHUNK * CHUNK;
+    struct dl_rng rng;
+    dl_rng_init(&rng, 1, 1);
+    for (uint32_t m = 0; m < LEARNERS; m++) {
+        bench->encoded[m] = must_allocate(bench->padded * 4);
+        bench->squares[m] = must_allocate(bench->layout->slice_count * sizeof(double));
+    }
+    for (uint64_t i = 0; i < bench->padded; i++) {
+        bench->theta[i] = dl_rng_uniform(&rng);
+    }
+}
+
+/* Encodes each learner's delta: noise of its own around what all share. */
+static void encode(struct bench *bench, enum dl_codec codec)
+{
+    float *delta = must_allocate(bench->padded * 4);
+    for (uint32_t m = 0; m < LEARNERS; m++) {
+        uint32_t state = m * 7919 + 1;
+        for (uint64_t i = 0; i < bench->padded; i++) {
+            state = state * 1664525u + 1013904223u;
+            delta[i] = ((float)(state >> 8) * 0x1p-24f - 0.5f) * 1e-3f + bench->theta[i] * 1e-4f;
+        }
+        dl_codec_encode(codec, delta, bench->padded / DL_BLOCK, bench->encoded[m]);
+        for (uint32_t s = 0; s < bench->layout->slice_count; s++) {
+            const struct dl_slice *slice = &bench->layout->slices[s];
+            bench->squares[m][s] =
+                dl_codec_sum_squares(codec, bench->encoded[m] + dl_codec_bytes(codec, slice->fragment_offset),
+                                     (slice->count + DL_BLOCK - 1) / DL_BLOCK, 0);
+        }
+        bench->pushes[m] = (struct sy_push){.learner = m,
+                                            .codec = codec,
+                                            .encoded = bench->encoded[m],
+                                            .weight = 1.0 + m,
+                                            .sum_squares = bench->squares[m]};
+    }
+    free(delta);
+}
+
+static void measure(struct bench *bench, const char *name, enum dl_codec codec, enum dl_merge_method method,
+                    uint32_t threads, uint32_t repeats)
+{
+    static const char *const yardsticks[] = {"memory_read_1t", "memory_read_2t"};
+    bench->threads = threads;
+    bench->sync.merge.method = method;
+    double arrays = method == DL_MERGE_RDA ? 6 : 4;
+    double bytes = (double)dl_codec_bytes(codec, bench->padded) * LEARNERS + arrays * 4 * (double)bench->padded;
+    struct bench_stats stats = bench_measure(run_merge, bench, 1, repeats);
+    double rate = bytes / stats.median * 1e-9;
+    double ratio = rate / bench->read_rate[threads - 1];
+    bench_add(&bench->report, name, stats.median * 1e3, "ms", yardsticks[threads - 1], ratio);
+    printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s   %.2f of %s\n", name, stats.min * 1e3,
+           stats.median * 1e3, stats.max * 1e3, rate, ratio, yardsticks[threads - 1]);
+}
+
+int main(int argc, char **argv)
+{
+    static const char *const names[4][2][2] = {
+        {{"merge_mean_1t", "merge_mean_2t"}, {"merge_rda_1t", "merge_rda_2t"}},
+        {{"merge_mean_bf16_1t", "merge_mean_bf16_2t"}, {"merge_rda_bf16_1t", "merge_rda_bf16_2t"}},
+        {{"merge_mean_int8_1t", "merge_mean_int8_2t"}, {"merge_rda_int8_1t", "merge_rda_int8_2t"}},
+        {{"merge_mean_int4_1t", "merge_mean_int4_2t"}, {"merge_rda_int4_1t", "merge_rda_int4_2t"}},
+    };
+    static const char *const reads[] = {"memory_read_1t", "memory_read_2t"};
+    static struct bench bench;
+    double megabytes = argc > 1 ? strtod(argv[1], NULL) : 100;
+    uint32_t repeats = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 9;
+    set_up(&bench, megabytes);
+    printf("%d learners, fragment of %.0f MB, kernels %s\n", LEARNERS, (double)bench.padded * 4e-6,
+           dl_isa_name(dl_isa_current()));
+    for (int codec = DL_CODEC_NONE; codec <= DL_CODEC_INT4; codec++) {
+        encode(&bench, (enum dl_codec)codec);
+        for (uint32_t threads = 1; threads <= 2; threads++) {
+            if (codec == DL_CODEC_NONE) {
+                bench.threads = threads;
+                struct bench_stats stats = bench_measure(run_read, &bench, 1, repeats);
+                double bytes = (double)bench.read_bytes * LEARNERS;
+                bench.read_rate[threads - 1] = bytes / stats.median * 1e-9;
+                bench_add(&bench.report, reads[threads - 1], bench.read_rate[threads - 1], "GB/s", NULL, 0);
+                printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s\n", reads[threads - 1],
+                       stats.min * 1e3, stats.median * 1e3, stats.max * 1e3, bench.read_rate[threads - 1]);
+            }
+            for (int method = DL_MERGE_MEAN; method <= DL_MERGE_RDA; method++) {
+                measure(&bench, names[codec][method][threads - 1], (enum dl_codec)codec, (enum dl_merge_method)method,
+                        threads, repeats);
+            }
+        }
+    }
+    for (uint32_t m = 0; m < LEARNERS; m++) {
+        free(bench.encoded[m]);
+        free(bench.squares[m]);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        sy_merge_free(bench.merges[i]);
+        sy_pool_free(bench.pools[i]);
+    }
+    free(bench.theta);
+    free(bench.theta_out);
+    free(bench.outer.first);
+    dl_layout_free(bench.layout);
+    return bench_write(&bench.report, "build/results/merge.json");
+}
