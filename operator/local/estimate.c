@@ -1,0 +1,58 @@
+#include "operator/local/estimate.h"
+
+#include "common/codec.h"
+#include "common/layout.h"
+#include "common/mem.h"
+
+/* Llama architecture: q, k, v, o; gate, up, down; two norms a layer; final norm; embedding and, if untied, the head. */
+static uint64_t count_parameters(const struct dl_model_spec *model)
+{
+    uint64_t width = model->width, kv_heads = model->kv_heads != 0 ? model->kv_heads : model->heads;
+    uint64_t ffn = model->ffn_width != 0 ? model->ffn_width : (8 * width / 3 + 31) / 32 * 32;
+    uint64_t kv_width = model->heads != 0 ? width / model->heads * kv_heads : 0;
+    uint64_t layer = 2 * width * width + 2 * width * kv_width + 3 * width * ffn + 2 * width;
+    uint64_t embedding = model->vocab_size * width;
+    return model->layers * layer + width + embedding * (model->tied_embeddings ? 1 : 2);
+}
+
+/* Values kept for the backward pass, per token: some ten vectors of the width, four of the MLP's, attention's rows,
+ * logits. */
+static uint64_t activation_bytes(const struct dl_training_spec *training)
+{
+    const struct dl_model_spec *model = &training->model;
+    uint64_t ffn = model->ffn_width != 0 ? model->ffn_width : (8 * (uint64_t)model->width / 3 + 31) / 32 * 32;
+    uint64_t a_layer = 10 * (uint64_t)model->width + 4 * ffn + (uint64_t)model->heads * model->sequence_length;
+    uint64_t a_token = model->layers * a_layer + 2 * (uint64_t)model->vocab_size;
+    return sizeof(float) * a_token * training->batch_sequences * model->sequence_length;
+}
+
+void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out)
+{
+    const struct dl_training_spec *training = &spec->training;
+    uint64_t parameters = count_parameters(&training->model);
+    uint64_t bytes = parameters * sizeof(float);
+    uint64_t replicas = DL_MAX(spec->learners.replicas, 1u);
+    *out = (struct op_estimate){.parameters = parameters};
+    out->tokens_per_step = (uint64_t)training->batch_sequences * training->model.sequence_length;
+    out->tokens_per_learner_step_all = out->tokens_per_step * replicas;
+    if (training->token_budget > 0 && out->tokens_per_learner_step_all > 0) {
+        out->steps_per_learner =
+            (training->token_budget + out->tokens_per_learner_step_all - 1) / out->tokens_per_learner_step_all;
+    }
+    /* Every fragment is synced once an interval; in the warm-up once a warm-up interval. */
+    uint64_t warm_steps = DL_MIN((uint64_t)spec->sync.warmup.steps, out->steps_per_learner);
+    uint64_t cycles = warm_steps / DL_MAX(spec->sync.warmup.interval, 1u);
+    cycles += (out->steps_per_learner - warm_steps) / DL_MAX(spec->sync.interval, 1u);
+    out->rounds = cycles * spec->sync.fragments;
+    /* Parameters, gradients, two moments, base copy for deltas. */
+    out->learner_bytes_least = 5 * bytes;
+    out->learner_bytes = out->learner_bytes_least + activation_bytes(training);
+    out->evaluator_bytes = 2 * bytes;
+    /* Theta, momentum, scratch; and one encoded fragment for each learner of a round. */
+    uint64_t fragments = DL_MAX(spec->sync.fragments, 1u);
+    uint64_t blocks = (parameters / fragments + DL_BLOCK - 1) / DL_BLOCK;
+    out->push_bytes = dl_codec_bytes(spec->sync.compression, blocks * DL_BLOCK);
+    uint64_t shards = DL_MAX(spec->syncer.shards, 1u);
+    out->syncer_bytes = 3 * bytes / shards + out->push_bytes * replicas;
+    out->total_bytes_least = replicas * out->learner_bytes_least + out->evaluator_bytes + shards * out->syncer_bytes;
+}
