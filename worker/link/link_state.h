@@ -1,0 +1,166 @@
+/* The inside of wk_link, shared by its three parts: link.c (life, views), link_net.c (connections), link_step.c
+ * (boundaries). Pure; included by nothing else. */
+#ifndef DL_WORKER_LINK_LINK_STATE_H
+#define DL_WORKER_LINK_LINK_STATE_H
+
+#include "common/rng.h"
+#include "worker/link/link.h"
+
+enum wk_conn_state {
+    WK_CONN_IDLE,       /* Not connected; tries again at `retry_ns`. */
+    WK_CONN_CONNECTING, /* The shell is at it. */
+    WK_CONN_GREETING,   /* Connected; HELLO goes out, WELCOME is awaited. */
+    WK_CONN_READY,
+    WK_CONN_OVER, /* Never again. */
+    WK_CONN_STATES
+};
+
+struct wk_conn {
+    enum wk_conn_state state;
+    bool close_wanted;  /* The next act is CLOSE. */
+    bool retry_at_once; /* ... and the one after it CONNECT, without a pause. */
+    char close_text[DL_WIRE_TEXT_MAX];
+    bool hello_sent, goodbye_sent;
+    bool meta_due, meta_was_last;
+    bool stopped; /* STOP, or a refusal that says the job is over. */
+    enum dl_stop_result stop_result;
+    uint32_t attempts; /* Since the last WELCOME. */
+    int64_t retry_ns;  /* IDLE */
+    int64_t since_ns;  /* CONNECTING: when it began, for the greeting's bound. */
+    int64_t lost_ns;   /* When it was last READY; at first, when the link began to try. */
+    int64_t heard_ns, sent_ns;
+    uint32_t heartbeat_ms, timeout_ms;
+    uint64_t epoch;
+    bool epoch_known;
+    uint64_t heartbeats, transfers;
+    uint64_t evaluations_sent; /* Of those ever reported. */
+    bool placed;               /* A chunk's data is being received to this place. */
+    uint32_t placed_fragment, placed_slot, placed_bytes;
+    bool chunk_busy; /* A chunk's bytes are being read by the shell. */
+    uint32_t chunk_fragment, chunk_bytes;
+};
+
+enum wk_slot_state { WK_SLOT_FREE, WK_SLOT_RECEIVING, WK_SLOT_COMPLETE, WK_SLOT_APPLYING };
+
+struct wk_slot { /* An update that comes in, or waits for its boundary. */
+    enum wk_slot_state state;
+    struct dl_wire_update update;
+    uint64_t received; /* Bytes. */
+    bool forgotten;    /* Its version is one the syncer no longer knows. */
+};
+
+enum wk_push_state { WK_PUSH_NONE, WK_PUSH_SNAPSHOT, WK_PUSH_READY, WK_PUSH_SENDING };
+
+struct wk_push {
+    enum wk_push_state state;
+    struct dl_wire_push head;
+    bool seed;
+    bool dropped;    /* Of no use any more, while someone still works on its bytes. */
+    bool kept;       /* Sent in full: its bytes stay, and say what the snapshot was. */
+    uint64_t offset; /* Bytes sent. */
+    uint64_t order;  /* First come, first sent. */
+};
+
+struct wk_fragment {
+    uint64_t version, round, applied_step;
+    uint32_t steps;
+    uint64_t tokens;
+    bool adopted; /* An update was applied. */
+    struct wk_slot slots[WK_SLOTS];
+    struct wk_push push;
+    bool pulled; /* `pull` waits for its answer. */
+    struct dl_wire_pull pull;
+    bool none_due;
+    struct dl_wire_push_none none;
+    bool awaits_pull, awaits_update; /* Once `step` reaches the number below. */
+    uint64_t pull_by, update_by, update_round;
+    uint32_t wait_ms;
+};
+
+struct wk_note {
+    int level;
+    char text[DL_ERR_TEXT_MAX];
+};
+
+struct wk_link {
+    enum dl_role role;
+    int32_t wanted; /* Learner id asked for; after the first WELCOME the one given. */
+    bool welcomed;
+    uint64_t nonce;
+    char uid[DL_WIRE_UID_MAX];
+    char job[DL_SPEC_NAME_MAX];
+    struct dl_tensor *tensors;
+    uint32_t tensor_count;
+    uint8_t *tensors_wire;
+    uint32_t tensors_bytes;
+    struct dl_rng rng;
+
+    uint32_t shards;
+    struct wk_conn conns[DL_SPEC_SHARDS_MAX];
+
+    struct dl_layout *layout;
+    bool prepared; /* The shell holds the base copy. */
+    bool joined;
+    enum dl_codec compression;
+    enum dl_apply_mode apply;
+    float alpha;
+    struct wk_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
+
+    uint64_t step, tokens;
+    float loss;
+    uint64_t step_ns, busy_ns, waited_ns;
+    int64_t left_ns;    /* When the trainer was last told to go; -1: never. */
+    int64_t waiting_ns; /* Since when this boundary waits; -1: it does not. */
+    bool boundary_due;  /* META of this boundary has yet to be marked as due. */
+
+    uint64_t ensemble_step, tokens_all, token_budget;
+    uint32_t learners;
+    uint64_t updates_applied, pushes_sent, push_order, last_round, reconnects;
+    uint64_t verdicts[DL_VERDICT_COUNT];
+
+    struct dl_wire_evaluation evaluations[WK_EVALUATIONS_MAX];
+    uint64_t evaluations_made;
+
+    bool leaving, preempted;
+    char leave_text[DL_WIRE_TEXT_MAX];
+    struct wk_outcome outcome;
+
+    struct wk_note notes[WK_NOTES_MAX];
+    uint64_t notes_made, notes_taken;
+    struct dl_wire_message message; /* Of the last act. */
+};
+
+static inline uint32_t wk_shard_of(const struct wk_link *link, uint32_t fragment)
+{
+    return fragment % link->shards;
+}
+
+static inline uint32_t wk_fragment_count(const struct wk_link *link)
+{
+    return link->layout == NULL ? 0 : link->layout->fragment_count;
+}
+
+/* The fragments of one shard: shard, shard + shards, ... */
+#define WK_FOR_SHARD(link, shard, p) for (uint32_t p = (shard); p < wk_fragment_count(link); p += (link)->shards)
+
+void wk_note(struct wk_link *link, int level, const char *fmt, ...) DL_PRINTF(3, 4);
+void wk_conn_move(struct wk_link *link, uint32_t shard, enum wk_conn_state to);
+/* Ends the link for good; the first end stays. */
+void wk_end(struct wk_link *link, enum wk_end end, const char *fmt, ...) DL_PRINTF(3, 4);
+/* Makes the next act of the connection a CLOSE. */
+void wk_close(struct wk_link *link, uint32_t shard, const char *fmt, ...) DL_PRINTF(3, 4);
+/* Drops a push that has not been sent in full. */
+void wk_push_drop(struct wk_push *push, const struct wk_conn *conn, uint32_t fragment);
+/* Whoever worked on a dropped push's bytes is done with them. */
+void wk_push_dropped(struct wk_link *link, uint32_t fragment);
+/* Ends a connection's state; it will be tried again, unless it is over. */
+void wk_conn_lose(struct wk_link *link, int64_t now_ns, uint32_t shard, const char *why);
+/* The bytes of a seed are the base copy's: no snapshot is needed. */
+void wk_push_seed(struct wk_link *link, uint32_t fragment);
+/* Version held: applied, or complete and waiting for its boundary. */
+uint64_t wk_version_held(const struct wk_fragment *fragment);
+void wk_fragment_wire(const struct wk_link *link, uint32_t fragment, struct dl_wire_fragment *out);
+bool wk_stop_reached(struct wk_link *link, int64_t now_ns);
+void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_welcome *welcome);
+
+#endif

@@ -1,0 +1,332 @@
+/* wk_link, the trainer's side: what happens at a step boundary, in this order: complete updates are applied, META is
+ * due, pulls are answered, and then, where the syncer asked for it, the boundary waits. */
+#include <assert.h>
+#include <stddef.h>
+
+#include "common/codec.h"
+#include "common/mem.h"
+#include "worker/link/link_state.h"
+
+void wk_link_on_step(struct wk_link *link, int64_t now_ns, uint64_t tokens, float loss)
+{
+    assert(link->joined);
+    link->step++;
+    link->tokens += tokens;
+    link->loss = loss;
+    if (link->left_ns >= 0 && now_ns > link->left_ns) {
+        link->step_ns = (uint64_t)(now_ns - link->left_ns);
+        link->busy_ns += link->step_ns;
+    }
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        link->fragments[p].steps++;
+        link->fragments[p].tokens += tokens;
+    }
+    link->boundary_due = true;
+    link->waiting_ns = -1;
+}
+
+void wk_link_on_poll(struct wk_link *link, int64_t now_ns)
+{
+    (void)now_ns;
+    link->waiting_ns = -1;
+}
+
+void wk_link_on_prepared(struct wk_link *link)
+{
+    link->prepared = true;
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        struct wk_fragment *fragment = &link->fragments[p];
+        if (fragment->pulled && (fragment->pull.flags & DL_PULL_SEED) != 0) {
+            wk_push_seed(link, p);
+        }
+    }
+}
+
+/* --- updates
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* The newest complete update; an older one beside it has nothing to add. */
+static struct wk_slot *complete_slot(struct wk_fragment *fragment, uint32_t *index)
+{
+    struct wk_slot *best = NULL;
+    for (uint32_t i = 0; i < WK_SLOTS; i++) {
+        struct wk_slot *slot = &fragment->slots[i];
+        if (slot->state == WK_SLOT_COMPLETE) {
+            if (best != NULL && best->update.version > slot->update.version) {
+                slot->state = WK_SLOT_FREE;
+                continue;
+            }
+            if (best != NULL) {
+                best->state = WK_SLOT_FREE;
+            }
+            best = slot;
+            *index = i;
+        }
+    }
+    return best;
+}
+
+/* What was trained since the snapshot can be kept only when the update merges the very round that the snapshot was for.
+ */
+static bool can_rebase(const struct wk_link *link, const struct wk_fragment *fragment,
+                       const struct dl_wire_update *update)
+{
+    const struct wk_push *push = &fragment->push;
+    return link->apply == DL_APPLY_REBASE && push->kept && push->head.round == update->round &&
+           push->head.base_version == fragment->version && push->state == WK_PUSH_NONE;
+}
+
+static bool next_apply(struct wk_link *link, struct wk_step *step)
+{
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        struct wk_fragment *fragment = &link->fragments[p];
+        struct wk_slot *slot = complete_slot(fragment, &step->slot);
+        if (slot == NULL) {
+            continue;
+        }
+        struct wk_push *push = &fragment->push;
+        if (push->seed && push->state != WK_PUSH_NONE) {
+            /* Its bytes are the base copy, which is about to change; the syncer has what it asked for, or asks again.
+             */
+            wk_push_drop(push, &link->conns[wk_shard_of(link, p)], p);
+            if (push->state != WK_PUSH_NONE) {
+                step->type = WK_STEP_YIELD;
+                return true;
+            }
+        }
+        slot->state = WK_SLOT_APPLYING;
+        step->type = WK_STEP_APPLY;
+        step->fragment = p;
+        step->codec = (enum dl_codec)slot->update.codec;
+        step->alpha = fragment->adopted ? link->alpha : 0.0f;
+        step->rebase = can_rebase(link, fragment, &slot->update);
+        step->push_codec = (enum dl_codec)push->head.codec;
+        return true;
+    }
+    return false;
+}
+
+static bool all_adopted(const struct wk_link *link)
+{
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        if (!link->fragments[p].adopted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void wk_link_on_applied(struct wk_link *link, uint32_t p)
+{
+    struct wk_fragment *fragment = &link->fragments[p];
+    struct wk_slot *slot = NULL;
+    for (uint32_t i = 0; i < WK_SLOTS; i++) {
+        if (fragment->slots[i].state == WK_SLOT_APPLYING) {
+            slot = &fragment->slots[i];
+        }
+    }
+    assert(slot != NULL);
+    const struct dl_wire_update *update = &slot->update;
+    if (can_rebase(link, fragment, update)) {
+        /* What was trained since the snapshot is still there and has not been merged: it stays counted. */
+        fragment->steps = (uint32_t)(link->step - fragment->push.head.step);
+        fragment->tokens -= fragment->push.head.tokens;
+    } else {
+        fragment->steps = 0;
+        fragment->tokens = 0;
+    }
+    fragment->push.kept = false;
+    fragment->version = slot->forgotten ? 0 : update->version;
+    fragment->round = update->round;
+    fragment->applied_step = link->step;
+    fragment->adopted = true;
+    slot->state = WK_SLOT_FREE;
+    slot->forgotten = false;
+    link->updates_applied++;
+    link->last_round = DL_MAX(link->last_round, update->round);
+    link->boundary_due = true;
+    if (fragment->awaits_update && update->round >= fragment->update_round) {
+        fragment->awaits_update = false;
+    }
+    link->joined = link->joined || all_adopted(link);
+}
+
+/* --- pulls
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void answer_none(struct wk_fragment *fragment, uint32_t p, enum dl_verdict reason)
+{
+    fragment->pulled = false;
+    fragment->none_due = true;
+    fragment->none =
+        (struct dl_wire_push_none){.round = fragment->pull.round, .fragment = p, .reason = (uint8_t)reason};
+}
+
+static bool newer_is_coming(const struct wk_fragment *fragment, uint64_t than)
+{
+    for (uint32_t i = 0; i < WK_SLOTS; i++) {
+        if (fragment->slots[i].state != WK_SLOT_FREE && fragment->slots[i].update.version > than) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Looks at one pending pull: true when `step` says what the trainer has to do for it. */
+static bool answer_pull(struct wk_link *link, uint32_t p, struct wk_step *step)
+{
+    struct wk_fragment *fragment = &link->fragments[p];
+    const struct dl_wire_pull *pull = &fragment->pull;
+    if ((pull->flags & DL_PULL_SEED) != 0) {
+        return false; /* Answered without a snapshot. */
+    }
+    if (pull->version < fragment->version) {
+        answer_none(fragment, p, DL_VERDICT_LATE);
+        return false;
+    }
+    if (pull->version > fragment->version || newer_is_coming(fragment, pull->version)) {
+        return false; /* The update on its way decides. */
+    }
+    if (fragment->steps == 0) {
+        answer_none(fragment, p, DL_VERDICT_NOTHING);
+        return false;
+    }
+    struct wk_push *push = &fragment->push;
+    if (push->state != WK_PUSH_NONE) {
+        wk_push_drop(push, &link->conns[wk_shard_of(link, p)], p);
+        if (push->state != WK_PUSH_NONE) {
+            step->type = WK_STEP_YIELD;
+            return true;
+        }
+    }
+    fragment->pulled = false;
+    *push = (struct wk_push){
+        .state = WK_PUSH_SNAPSHOT,
+        .head = {.round = pull->round,
+                 .fragment = p,
+                 .base_version = fragment->version,
+                 .step = link->step,
+                 .steps = fragment->steps,
+                 .tokens = fragment->tokens,
+                 .codec = (uint8_t)link->compression,
+                 .bytes = dl_codec_bytes(link->compression, link->layout->fragments[p].padded_elements)},
+    };
+    step->type = WK_STEP_SNAPSHOT;
+    step->fragment = p;
+    step->codec = link->compression;
+    return true;
+}
+
+static bool next_snapshot(struct wk_link *link, struct wk_step *step)
+{
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        if (link->fragments[p].pulled && answer_pull(link, p, step)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
+{
+    struct wk_fragment *fragment = &link->fragments[p];
+    struct wk_push *push = &fragment->push;
+    assert(push->state == WK_PUSH_SNAPSHOT);
+    if (push->dropped) {
+        wk_push_dropped(link, p);
+        return;
+    }
+    push->state = WK_PUSH_READY;
+    push->order = ++link->push_order;
+    const struct dl_wire_pull *pull = &fragment->pull;
+    fragment->awaits_pull = !fragment->pulled && pull->pull_within_steps != DL_UNBOUNDED;
+    fragment->pull_by = link->step + pull->pull_within_steps;
+    fragment->awaits_update = pull->update_within_steps != DL_UNBOUNDED;
+    fragment->update_by = link->step + pull->update_within_steps;
+    fragment->update_round = push->head.round;
+    fragment->wait_ms = DL_MIN(pull->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
+}
+
+/* --- waiting
+ * ---------------------------------------------------------------------------------------------------------- */
+
+/* Whether this boundary must wait, and until when at most. A wait that reached its bound is not taken up again. */
+static bool must_wait(struct wk_link *link, int64_t now_ns, int64_t *until_ns)
+{
+    *until_ns = -1;
+    for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
+        struct wk_fragment *fragment = &link->fragments[p];
+        bool for_pull = fragment->awaits_pull && link->step >= fragment->pull_by;
+        bool for_update = fragment->awaits_update && link->step >= fragment->update_by;
+        if (!for_pull && !for_update) {
+            continue;
+        }
+        int64_t since_ns = link->waiting_ns >= 0 ? link->waiting_ns : now_ns;
+        int64_t bound_ns = since_ns + (int64_t)fragment->wait_ms * WK_NS_PER_MS;
+        if (now_ns >= bound_ns) {
+            fragment->awaits_pull = fragment->awaits_pull && !for_pull;
+            fragment->awaits_update = fragment->awaits_update && !for_update;
+            wk_note(link, 0, "waited in vain step=%llu fragment=%u for=%s", (unsigned long long)link->step, p,
+                    for_pull ? "pull" : "update");
+            continue;
+        }
+        link->waiting_ns = since_ns;
+        *until_ns = DL_MAX(*until_ns, bound_ns);
+    }
+    return *until_ns >= 0;
+}
+
+static void go(struct wk_link *link, int64_t now_ns)
+{
+    if (link->waiting_ns >= 0) {
+        link->waited_ns += (uint64_t)(now_ns - link->waiting_ns);
+        link->waiting_ns = -1;
+    }
+    link->left_ns = now_ns;
+}
+
+static void mark_meta(struct wk_link *link)
+{
+    if (!link->boundary_due || !link->joined) {
+        return;
+    }
+    link->boundary_due = false;
+    for (uint32_t i = 0; i < link->shards; i++) {
+        link->conns[i].meta_due = link->role == DL_ROLE_LEARNER;
+    }
+}
+
+void wk_link_next_step(struct wk_link *link, int64_t now_ns, struct wk_step *step)
+{
+    *step = (struct wk_step){.type = WK_STEP_WAIT, .until_ns = INT64_MAX};
+    if (link->outcome.end != WK_END_NONE) {
+        step->type = WK_STEP_DONE;
+        return;
+    }
+    if (link->layout == NULL) {
+        if (wk_stop_reached(link, now_ns)) {
+            step->type = WK_STEP_DONE;
+        }
+        return;
+    }
+    if (!link->prepared) {
+        step->type = WK_STEP_PREPARE;
+        return;
+    }
+    if (next_apply(link, step)) {
+        return;
+    }
+    mark_meta(link);
+    if (next_snapshot(link, step)) {
+        return;
+    }
+    if (wk_stop_reached(link, now_ns)) {
+        go(link, now_ns);
+        step->type = WK_STEP_DONE;
+    } else if (link->joined && !must_wait(link, now_ns, &step->until_ns)) {
+        go(link, now_ns);
+        step->type = WK_STEP_GO;
+    } else if (!link->joined) {
+        step->until_ns = INT64_MAX;
+    }
+}
