@@ -11,8 +11,7 @@
 #include "common/mem.h"
 #include "worker/link/link_state.h"
 
-/* --- life
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- life -------------------------------------------------------------------------------------------------------- */
 
 static enum dl_rc config_check(const struct wk_link_config *config, struct dl_err *err)
 {
@@ -86,8 +85,7 @@ void wk_link_free(struct wk_link *link)
     }
 }
 
-/* --- what the parts share
- * --------------------------------------------------------------------------------------------- */
+/* --- what the parts share ---------------------------------------------------------------------------------------- */
 
 void wk_note(struct wk_link *link, int level, const char *fmt, ...)
 {
@@ -152,7 +150,8 @@ void wk_end(struct wk_link *link, enum wk_end end, const char *fmt, ...)
     va_end(args);
     link->outcome.end = end;
     wk_note(link, end == WK_END_FAILED || end == WK_END_REFUSED ? 3 : 1, "over: %s", link->outcome.text);
-    for (uint32_t i = 0; i < link->shards; i++) {
+    /* After an orderly end connections stay, for an evaluator's last report; the shell closes them. */
+    for (uint32_t i = 0; i < link->shards && (end == WK_END_FAILED || end == WK_END_REFUSED); i++) {
         wk_close(link, i, "%s", "this learner is done");
     }
 }
@@ -222,8 +221,7 @@ void wk_fragment_wire(const struct wk_link *link, uint32_t p, struct dl_wire_fra
     };
 }
 
-/* --- leaving, reporting, views
- * ---------------------------------------------------------------------------------------- */
+/* --- leaving, reporting, views ----------------------------------------------------------------------------------- */
 
 void wk_link_report(struct wk_link *link, double loss, uint32_t sequences, uint64_t parameter_hash)
 {
@@ -248,11 +246,16 @@ void wk_link_leave(struct wk_link *link, int64_t now_ns, bool preempted, const c
 bool wk_link_has_left(const struct wk_link *link)
 {
     for (uint32_t i = 0; i < link->shards; i++) {
-        if (link->conns[i].state == WK_CONN_READY && !link->conns[i].goodbye_sent && !link->conns[i].stopped) {
+        if (link->conns[i].state == WK_CONN_READY && !link->conns[i].goodbye_sent) {
             return false;
         }
     }
     return true;
+}
+
+const char *wk_link_trouble(const struct wk_link *link)
+{
+    return link->trouble;
 }
 
 bool wk_link_is_joined(const struct wk_link *link)

@@ -51,9 +51,9 @@ struct wk_link_config {
 DL_MUST_CHECK enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out, struct dl_err *err);
 void wk_link_free(struct wk_link *link); /* NULL is fine. */
 
-/* --- network side
- * ------------------------------------------------------------------------------------------------------- Connections
- * are named by their shard. */
+/* --- network side ------------------------------------------------------------------------------------------------ */
+
+/* Connections are named by their shard. */
 
 enum wk_act_type {
     WK_ACT_NONE,    /* Nothing now; ask again after an event or at wk_link_deadline. */
@@ -80,6 +80,11 @@ struct wk_act {
 
 /* What to do next on one connection. Call it only when the connection can take a message. */
 void wk_link_next_act(struct wk_link *link, int64_t now_ns, uint32_t shard, struct wk_act *act);
+
+/* Bytes of the largest control message that wk_link_next_act may ask to send (HELLO with its table of tensors). */
+uint64_t wk_link_message_bytes_max(const struct wk_link *link);
+/* Whether the next act is CLOSE: to be looked at also while the connection takes no message. */
+bool wk_link_wants_close(const struct wk_link *link, uint32_t shard);
 
 void wk_link_on_connected(struct wk_link *link, int64_t now_ns, uint32_t shard);
 /* Could not connect, or the connection is gone. `why` is for the log. */
@@ -110,8 +115,7 @@ void wk_link_on_chunk_sent(struct wk_link *link, int64_t now_ns, uint32_t shard)
 void wk_link_tick(struct wk_link *link, int64_t now_ns); /* Timeouts. Before it, report what has come in. */
 int64_t wk_link_deadline(const struct wk_link *link);    /* When something is due next; INT64_MAX: nothing. */
 
-/* --- the trainer's side
- * ----------------------------------------------------------------------------------------------- */
+/* --- the trainer's side ------------------------------------------------------------------------------------------ */
 
 enum wk_step_type {
     WK_STEP_PREPARE,  /* The layout is known (wk_link_layout): make the base copy; then wk_link_on_prepared. */
@@ -151,8 +155,7 @@ void wk_link_leave(struct wk_link *link, int64_t now_ns, bool preempted, const c
 /* Nothing more to send for wk_link_leave. */
 bool wk_link_has_left(const struct wk_link *link);
 
-/* --- views
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- views ------------------------------------------------------------------------------------------------------- */
 
 const struct dl_layout *wk_link_layout(const struct wk_link *link); /* NULL before the first WELCOME. */
 
@@ -175,6 +178,8 @@ struct wk_link_view {
     uint64_t verdicts[DL_VERDICT_COUNT]; /* Of RESULTs. */
 };
 void wk_link_view(const struct wk_link *link, struct wk_link_view *view);
+/* Why a connection was lost or not made last; empty: never. */
+const char *wk_link_trouble(const struct wk_link *link);
 /* A fragment's state as META would carry it. */
 void wk_link_fragment(const struct wk_link *link, uint32_t fragment, struct dl_wire_fragment *out);
 

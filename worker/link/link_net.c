@@ -7,8 +7,7 @@
 #include "common/mem.h"
 #include "worker/link/link_state.h"
 
-/* --- coming and going of connections
- * ---------------------------------------------------------------------------------- */
+/* --- coming and going of connections ----------------------------------------------------------------------------- */
 
 static int64_t backoff_ns(struct wk_link *link, uint32_t attempts)
 {
@@ -50,6 +49,7 @@ void wk_conn_lose(struct wk_link *link, int64_t now_ns, uint32_t shard, const ch
         conn->lost_ns = now_ns;
         return;
     }
+    snprintf(link->trouble, sizeof link->trouble, "shard %u: %s", shard, why);
     int64_t pause_ns = at_once ? 0 : backoff_ns(link, conn->attempts);
     if (was_ready) {
         conn->lost_ns = now_ns;
@@ -91,8 +91,7 @@ void wk_link_on_heard(struct wk_link *link, int64_t now_ns, uint32_t shard)
     link->conns[shard].heard_ns = now_ns;
 }
 
-/* --- messages
- * --------------------------------------------------------------------------------------------------------- */
+/* --- messages ---------------------------------------------------------------------------------------------------- */
 
 static void on_refuse(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_refuse *refuse)
 {
@@ -282,8 +281,7 @@ bool wk_stop_reached(struct wk_link *link, int64_t now_ns)
     return true;
 }
 
-/* --- chunks that come in
- * ---------------------------------------------------------------------------------------------- */
+/* --- chunks that come in ----------------------------------------------------------------------------------------- */
 
 static struct wk_slot *slot_of_transfer(struct wk_link *link, uint32_t shard, uint64_t transfer, uint32_t *p_out,
                                         uint32_t *slot_out)

@@ -209,6 +209,16 @@ static bool may_connect(const struct wk_link *link, uint32_t shard)
     return link->outcome.end == WK_END_NONE && !link->leaving && (shard == 0 || known || link->welcomed);
 }
 
+uint64_t wk_link_message_bytes_max(const struct wk_link *link)
+{
+    return (uint64_t)DL_WIRE_HEADER_BYTES + DL_WIRE_CONTROL_PAYLOAD_MAX + link->tensors_bytes;
+}
+
+bool wk_link_wants_close(const struct wk_link *link, uint32_t shard)
+{
+    return link->conns[shard].close_wanted;
+}
+
 void wk_link_next_act(struct wk_link *link, int64_t now_ns, uint32_t shard, struct wk_act *act)
 {
     struct wk_conn *conn = &link->conns[shard];
@@ -236,8 +246,7 @@ void wk_link_next_act(struct wk_link *link, int64_t now_ns, uint32_t shard, stru
     }
 }
 
-/* --- time
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- time -------------------------------------------------------------------------------------------------------- */
 
 void wk_link_tick(struct wk_link *link, int64_t now_ns)
 {

@@ -125,6 +125,7 @@ struct wk_link {
     char leave_text[DL_WIRE_TEXT_MAX];
     struct wk_outcome outcome;
 
+    char trouble[DL_WIRE_TEXT_MAX + 32];
     struct wk_note notes[WK_NOTES_MAX];
     uint64_t notes_made, notes_taken;
     struct dl_wire_message message; /* Of the last act. */

@@ -42,8 +42,7 @@ void wk_link_on_prepared(struct wk_link *link)
     }
 }
 
-/* --- updates
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- updates ----------------------------------------------------------------------------------------------------- */
 
 /* The newest complete update; an older one beside it has nothing to add. */
 static struct wk_slot *complete_slot(struct wk_fragment *fragment, uint32_t *index)
@@ -151,8 +150,7 @@ void wk_link_on_applied(struct wk_link *link, uint32_t p)
     link->joined = link->joined || all_adopted(link);
 }
 
-/* --- pulls
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- pulls ------------------------------------------------------------------------------------------------------- */
 
 static void answer_none(struct wk_fragment *fragment, uint32_t p, enum dl_verdict reason)
 {
@@ -247,13 +245,15 @@ void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
     fragment->wait_ms = DL_MIN(pull->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
 }
 
-/* --- waiting
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- waiting ----------------------------------------------------------------------------------------------------- */
 
 /* Whether this boundary must wait, and until when at most. A wait that reached its bound is not taken up again. */
 static bool must_wait(struct wk_link *link, int64_t now_ns, int64_t *until_ns)
 {
     *until_ns = -1;
+    if (link->leaving) {
+        return false;
+    }
     for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
         struct wk_fragment *fragment = &link->fragments[p];
         bool for_pull = fragment->awaits_pull && link->step >= fragment->pull_by;

@@ -1,0 +1,570 @@
+#include "worker/link/channel.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/mem.h"
+
+#define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
+/* Control frames of our own (pong, close) are put behind a message that is still being written. */
+#define CONTROL_SLACK (WK_WS_HEAD_MAX + WK_WS_CONTROL_MAX)
+static_assert(WK_OUT_SLACK >= 2 * CONTROL_SLACK, "room for control frames");
+
+/* --- ending ------------------------------------------------------------------------------------------------------ */
+
+static void close_channel(struct wk_channel *channel)
+{
+    wk_resolve_free(dl_take(channel->resolve));
+    if (channel->addresses != NULL) {
+        freeaddrinfo(dl_take(channel->addresses));
+    }
+    channel->next_address = NULL;
+    wk_stream_close(&channel->stream);
+    channel->state = WK_CHANNEL_CLOSED;
+    channel->deaf = channel->more_input = false;
+    channel->out_start = channel->out_end = channel->in_have = 0;
+    channel->connect_by_ns = INT64_MAX;
+    channel->slot = NULL;
+    channel->parser = (struct wk_ws_parser){0};
+    wk_rx_reset(&channel->rx);
+}
+
+static void fail(struct wk_channel *channel, const struct dl_err *err)
+{
+    struct wk_hub *hub = channel->hub;
+    close_channel(channel);
+    pthread_mutex_lock(&hub->lock);
+    if (err->rc == DL_EDENIED) {
+        wk_link_on_denied(hub->link, channel->now_ns, channel->shard, err->text);
+    } else {
+        wk_link_on_disconnected(hub->link, channel->now_ns, channel->shard, err->text);
+    }
+    pthread_cond_broadcast(&hub->changed);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+/* --- what comes in ----------------------------------------------------------------------------------------------- */
+
+static enum dl_rc on_message(void *context, const struct dl_wire_message *message, struct dl_err *err)
+{
+    struct wk_channel *channel = context;
+    struct wk_hub *hub = channel->hub;
+    (void)err;
+    pthread_mutex_lock(&hub->lock);
+    wk_link_on_message(hub->link, channel->now_ns, channel->shard, message);
+    pthread_cond_broadcast(&hub->changed);
+    pthread_mutex_unlock(&hub->lock);
+    return DL_OK;
+}
+
+static enum dl_rc on_place(void *context, uint64_t transfer, uint64_t offset, uint32_t bytes, uint8_t **data,
+                           struct dl_err *err)
+{
+    struct wk_channel *channel = context;
+    struct wk_hub *hub = channel->hub;
+    struct wk_spot *spot = &channel->spot;
+    pthread_mutex_lock(&hub->lock);
+    enum wk_place place = wk_link_place(hub->link, channel->now_ns, channel->shard, transfer, offset, bytes, spot);
+    pthread_mutex_unlock(&hub->lock);
+    if (place == WK_PLACE_BROKEN) {
+        return dl_err_set(err, DL_EPROTO, "protocol error: a chunk that does not continue its transfer");
+    }
+    *data = NULL;
+    if (place == WK_PLACE_SKIP) {
+        return DL_OK;
+    }
+    channel->slot = wk_store_slot(hub->store, spot->fragment, spot->slot, spot->total_bytes);
+    if (channel->slot == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "receive fragment %u: no memory for %llu bytes", spot->fragment,
+                          (unsigned long long)spot->total_bytes);
+    }
+    *data = channel->slot + spot->offset;
+    return DL_OK;
+}
+
+static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
+{
+    struct wk_channel *channel = context;
+    struct wk_hub *hub = channel->hub;
+    uint64_t content_hash = 0;
+    pthread_mutex_lock(&hub->lock);
+    bool last = wk_link_on_chunk(hub->link, channel->now_ns, channel->shard, intact, &content_hash);
+    pthread_mutex_unlock(&hub->lock);
+    if (!intact) {
+        return dl_err_set(err, DL_ECORRUPT, "a chunk of fragment %u was damaged on the way", channel->spot.fragment);
+    }
+    if (last) {
+        bool whole = dl_hash64(channel->slot, channel->spot.total_bytes, 0) == content_hash;
+        pthread_mutex_lock(&hub->lock);
+        wk_link_on_update(hub->link, channel->now_ns, channel->shard, whole);
+        pthread_cond_broadcast(&hub->changed);
+        pthread_mutex_unlock(&hub->lock);
+    }
+    return DL_OK;
+}
+
+/* --- what goes out ----------------------------------------------------------------------------------------------- */
+
+static void mask_key(struct wk_channel *channel, uint8_t key[4])
+{
+    if (channel->random_left < 4) {
+        /* A key must be unpredictable to whoever chose the payload (RFC 6455, 10.3); 256 bytes never come in part. */
+        ssize_t got = getrandom(channel->random, sizeof channel->random, 0);
+        assert(got == (ssize_t)sizeof channel->random);
+        channel->random_left = sizeof channel->random;
+    }
+    channel->random_left -= 4;
+    memcpy(key, channel->random + channel->random_left, 4);
+}
+
+/* True when all is written. */
+static bool flush(struct wk_channel *channel)
+{
+    while (channel->out_start < channel->out_end) {
+        size_t sent = 0;
+        struct dl_err err;
+        enum dl_rc rc = wk_stream_write(&channel->stream, channel->out + channel->out_start,
+                                        channel->out_end - channel->out_start, &sent, &err);
+        if (rc == DL_AGAIN) {
+            return false;
+        }
+        if (rc != DL_OK) {
+            channel->deaf = true;
+            break;
+        }
+        channel->out_start += sent;
+        __atomic_add_fetch(&channel->hub->bytes_sent, sent, __ATOMIC_RELAXED);
+    }
+    channel->out_start = channel->out_end = 0;
+    return !channel->deaf;
+}
+
+static void put_control(struct wk_channel *channel, enum wk_ws_opcode opcode, const uint8_t *payload, size_t bytes)
+{
+    if (channel->hub->out_bytes - channel->out_end < CONTROL_SLACK) {
+        return; /* Only the last of several pings has to be answered. */
+    }
+    uint8_t key[4];
+    mask_key(channel, key);
+    uint8_t *at = channel->out + channel->out_end;
+    size_t head = wk_ws_head(opcode, bytes, key, at);
+    wk_ws_mask(at + head, payload, bytes, key, 0);
+    channel->out_end += head + bytes;
+}
+
+/* The message stands at WK_WS_HEAD_MAX of the empty send buffer; its frame's head goes right before it. */
+static void frame_message(struct wk_channel *channel, size_t bytes)
+{
+    uint8_t key[4], head[WK_WS_HEAD_MAX];
+    mask_key(channel, key);
+    size_t length = wk_ws_head(WK_WS_BINARY, bytes, key, head);
+    uint8_t *message = channel->out + WK_WS_HEAD_MAX;
+    memcpy(message - length, head, length);
+    wk_ws_mask(message, message, bytes, key, 0);
+    channel->out_start = WK_WS_HEAD_MAX - length;
+    channel->out_end = WK_WS_HEAD_MAX + bytes;
+}
+
+static void send_chunk(struct wk_channel *channel)
+{
+    struct wk_hub *hub = channel->hub;
+    const struct wk_chunk *chunk = &channel->act.chunk;
+    const uint8_t *data = wk_store_push(hub->store, chunk->fragment, chunk->seed) + chunk->offset;
+    uint8_t key[4];
+    mask_key(channel, key);
+    size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
+    size_t length = wk_ws_head(WK_WS_BINARY, payload, key, channel->out);
+    uint8_t *at = channel->out + length;
+    dl_wire_chunk_head(chunk->transfer, chunk->offset, data, chunk->bytes, at);
+    wk_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
+    wk_ws_mask(at + CHUNK_HEAD_BYTES, data, chunk->bytes, key, CHUNK_HEAD_BYTES);
+    channel->out_start = 0;
+    channel->out_end = length + payload;
+    pthread_mutex_lock(&hub->lock);
+    wk_link_on_chunk_sent(hub->link, channel->now_ns, channel->shard);
+    pthread_cond_broadcast(&hub->changed);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+/* --- connecting -------------------------------------------------------------------------------------------------- */
+
+static void begin_upgrade(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    uint8_t nonce[16];
+    for (size_t i = 0; i < sizeof nonce; i += 4) {
+        mask_key(channel, nonce + i);
+    }
+    wk_ws_key(nonce, channel->key);
+    struct dl_err err;
+    enum dl_rc rc = wk_ws_request(endpoint->host, endpoint->port, channel->hub->token, channel->key,
+                                  (char *)channel->out, channel->hub->out_bytes, &err);
+    if (rc != DL_OK) {
+        fail(channel, &err);
+        return;
+    }
+    channel->state = WK_CHANNEL_UPGRADING;
+    channel->connect_by_ns = INT64_MAX; /* From here the link's own bound holds. */
+    channel->out_start = 0;
+    channel->out_end = strlen((char *)channel->out);
+    (void)flush(channel);
+}
+
+static void secure(struct wk_channel *channel)
+{
+    struct dl_err err;
+    enum dl_rc rc = wk_stream_handshake(&channel->stream, &err);
+    if (rc == DL_OK) {
+        begin_upgrade(channel);
+    } else if (rc != DL_AGAIN) {
+        fail(channel, &err);
+    }
+}
+
+static void try_next_address(struct wk_channel *channel, const struct dl_err *last);
+
+static void connected(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err;
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(channel->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
+        dl_err_errno(&err, DL_ENET, error == 0 ? errno : error, "connect to %s:%s", endpoint->host, endpoint->port);
+        wk_stream_close(&channel->stream);
+        try_next_address(channel, &err);
+        return;
+    }
+    int fd = channel->stream.fd;
+    channel->state = WK_CHANNEL_SECURING;
+    if (wk_stream_open(&channel->stream, fd, endpoint->tls ? channel->hub->tls : NULL, endpoint->host, &err) != DL_OK) {
+        fail(channel, &err);
+        return;
+    }
+    secure(channel);
+}
+
+static void try_next_address(struct wk_channel *channel, const struct dl_err *last)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err = *last;
+    while (channel->next_address != NULL) {
+        struct addrinfo *address = channel->next_address;
+        channel->next_address = address->ai_next;
+        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
+        if (fd < 0) {
+            dl_err_errno(&err, DL_ENET, errno, "open a socket for %s", endpoint->host);
+            continue;
+        }
+        int status = connect(fd, address->ai_addr, address->ai_addrlen);
+        if (status != 0 && errno != EINPROGRESS) {
+            dl_err_errno(&err, DL_ENET, errno, "connect to %s:%s", endpoint->host, endpoint->port);
+            close(fd);
+            continue;
+        }
+        channel->stream = (struct wk_stream){.fd = fd};
+        channel->state = WK_CHANNEL_CONNECTING;
+        channel->connect_by_ns = channel->now_ns + WK_CONNECT_SECONDS * DL_NS_PER_SECOND;
+        return; /* Also when it succeeded at once: the socket is writable then. */
+    }
+    fail(channel, &err);
+}
+
+static void resolved(struct wk_channel *channel)
+{
+    struct dl_err err;
+    enum dl_rc rc = wk_resolve_take(channel->resolve, &channel->addresses, &err);
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    wk_resolve_free(dl_take(channel->resolve));
+    if (rc != DL_OK) {
+        fail(channel, &err);
+        return;
+    }
+    channel->next_address = channel->addresses;
+    dl_err_set(&err, DL_ENET, "no address to connect to");
+    try_next_address(channel, &err);
+}
+
+static void begin_connect(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err;
+    if (wk_resolve_start(endpoint->host, endpoint->port, &channel->resolve, &channel->resolve_fd, &err) != DL_OK) {
+        fail(channel, &err);
+        return;
+    }
+    channel->state = WK_CHANNEL_RESOLVING;
+    resolved(channel);
+}
+
+/* --- acts -------------------------------------------------------------------------------------------------------- */
+
+static void say_close(struct wk_channel *channel)
+{
+    if (channel->state == WK_CHANNEL_OPEN && channel->out_start == channel->out_end && !channel->deaf) {
+        static const uint8_t normal[2] = {1000 >> 8, 1000 & 0xff};
+        put_control(channel, WK_WS_CLOSE, normal, sizeof normal);
+        (void)flush(channel); /* Out of politeness; nobody waits for it. */
+    }
+}
+
+/* Asks the link what to do and does it; false when there is nothing. */
+static bool do_act(struct wk_channel *channel)
+{
+    struct wk_hub *hub = channel->hub;
+    size_t bytes = 0;
+    enum dl_rc rc = DL_OK;
+    struct dl_err err;
+    pthread_mutex_lock(&hub->lock);
+    wk_link_next_act(hub->link, channel->now_ns, channel->shard, &channel->act);
+    if (channel->act.type == WK_ACT_SEND) {
+        /* Encoded under the lock: the message is the link's. */
+        rc = dl_wire_encode(channel->act.message, channel->out + WK_WS_HEAD_MAX, hub->out_bytes - WK_WS_HEAD_MAX,
+                            &bytes, &err);
+    } else if (channel->act.type == WK_ACT_CLOSE) {
+        pthread_cond_broadcast(&hub->changed); /* A wait ends with its connection. */
+    }
+    pthread_mutex_unlock(&hub->lock);
+    switch (channel->act.type) {
+    case WK_ACT_NONE: return false;
+    case WK_ACT_CONNECT: begin_connect(channel); return true;
+    case WK_ACT_CLOSE:
+        say_close(channel);
+        close_channel(channel);
+        return true;
+    case WK_ACT_SEND:
+        if (rc != DL_OK) {
+            fail(channel, &err);
+        } else {
+            frame_message(channel, bytes);
+        }
+        return true;
+    case WK_ACT_CHUNK: send_chunk(channel); return true;
+    }
+    return false;
+}
+
+/* A connection that takes no more bytes must still be closed when its time is up. */
+static bool wants_close(struct wk_channel *channel)
+{
+    pthread_mutex_lock(&channel->hub->lock);
+    bool wants = wk_link_wants_close(channel->hub->link, channel->shard);
+    pthread_mutex_unlock(&channel->hub->lock);
+    return wants;
+}
+
+void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
+{
+    channel->now_ns = now_ns;
+    if (channel->connect_by_ns <= now_ns) {
+        struct dl_err err;
+        dl_err_set(&err, DL_ETIMEOUT, "connect to %s:%s: no answer within %d s",
+                   channel->hub->endpoints[channel->shard].host, channel->hub->endpoints[channel->shard].port,
+                   WK_CONNECT_SECONDS);
+        wk_stream_close(&channel->stream);
+        try_next_address(channel, &err);
+    }
+    for (;;) {
+        bool idle = channel->out_start == channel->out_end && !channel->deaf;
+        if (!idle && (channel->deaf || !flush(channel)) && !wants_close(channel)) {
+            return;
+        }
+        if (!do_act(channel)) {
+            return;
+        }
+    }
+}
+
+/* --- reading ----------------------------------------------------------------------------------------------------- */
+
+static enum dl_rc on_control(struct wk_channel *channel, struct dl_err *err)
+{
+    const struct wk_ws_parser *parser = &channel->parser;
+    if (parser->opcode == WK_WS_PING) {
+        put_control(channel, WK_WS_PONG, parser->control, parser->control_bytes);
+    } else if (parser->opcode == WK_WS_CLOSE) {
+        unsigned code = parser->control_bytes >= 2 ? (unsigned)parser->control[0] << 8 | parser->control[1] : 1005;
+        int reason = parser->control_bytes > 2 ? (int)parser->control_bytes - 2 : 0;
+        return dl_err_set(err, DL_ENET, "the syncer closed the connection (%u) %.*s", code, reason,
+                          (const char *)parser->control + 2);
+    }
+    return DL_OK;
+}
+
+static enum dl_rc feed(struct wk_channel *channel, const uint8_t *bytes, size_t size, struct dl_err *err)
+{
+    for (;;) {
+        const uint8_t *data = NULL;
+        size_t used = 0, data_bytes = 0;
+        enum dl_rc rc = DL_OK;
+        enum wk_ws_event event = wk_ws_parse(&channel->parser, bytes, size, &used, &data, &data_bytes, err);
+        switch (event) {
+        case WK_WS_EVENT_MORE: return DL_OK;
+        case WK_WS_EVENT_DATA: rc = wk_rx_bytes(&channel->rx, data, data_bytes, err); break;
+        case WK_WS_EVENT_END: rc = wk_rx_end(&channel->rx, err); break;
+        case WK_WS_EVENT_CONTROL: rc = on_control(channel, err); break;
+        case WK_WS_EVENT_BROKEN: rc = DL_EPROTO; break;
+        }
+        if (rc != DL_OK) {
+            return rc;
+        }
+        bytes += used;
+        size -= used;
+    }
+}
+
+static void heard(struct wk_channel *channel)
+{
+    pthread_mutex_lock(&channel->hub->lock);
+    wk_link_on_heard(channel->hub->link, channel->now_ns, channel->shard);
+    pthread_mutex_unlock(&channel->hub->lock);
+}
+
+static void read_frames(struct wk_channel *channel)
+{
+    struct dl_err err;
+    enum dl_rc rc = DL_OK;
+    size_t total = 0;
+    while (rc == DL_OK && total < WK_READ_BUDGET) {
+        uint8_t *at = NULL;
+        size_t direct = (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, &at), wk_ws_payload_next(&channel->parser));
+        size_t got = 0;
+        rc = wk_stream_read(&channel->stream, at, direct, channel->in, direct > 0 ? WK_IN_BESIDE_BYTES : WK_IN_BYTES,
+                            &got, &err);
+        if (rc != DL_OK) {
+            break;
+        }
+        total += got;
+        size_t placed = DL_MIN(got, direct);
+        if (placed > 0) {
+            wk_rx_advance(&channel->rx, placed);
+            wk_ws_skip(&channel->parser, placed);
+        }
+        rc = feed(channel, channel->in, got - placed, &err);
+    }
+    if (total > 0) {
+        __atomic_add_fetch(&channel->hub->bytes_received, total, __ATOMIC_RELAXED);
+        heard(channel);
+    }
+    channel->more_input = rc == DL_OK;
+    if (rc != DL_OK && rc != DL_AGAIN) {
+        fail(channel, &err);
+    }
+}
+
+static void read_upgrade(struct wk_channel *channel)
+{
+    struct dl_err err, closed_err;
+    size_t got = 0, used = 0;
+    size_t space = WK_IN_BYTES - channel->in_have;
+    enum dl_rc rc = wk_stream_read(&channel->stream, NULL, 0, channel->in + channel->in_have, space, &got, &closed_err);
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    channel->in_have += got;
+    bool closed = rc != DL_OK || channel->in_have == WK_IN_BYTES;
+    rc = wk_ws_response((const char *)channel->in, channel->in_have, closed, channel->key, &used, &err);
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    if (rc != DL_OK) {
+        const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+        dl_err_wrap(&err, "join at %s:%s", endpoint->host, endpoint->port);
+        fail(channel, &err);
+        return;
+    }
+    channel->state = WK_CHANNEL_OPEN;
+    pthread_mutex_lock(&channel->hub->lock);
+    wk_link_on_connected(channel->hub->link, channel->now_ns, channel->shard);
+    pthread_mutex_unlock(&channel->hub->lock);
+    size_t rest = channel->in_have - used;
+    channel->in_have = 0;
+    if (feed(channel, channel->in + used, rest, &err) != DL_OK) {
+        fail(channel, &err);
+        return;
+    }
+    read_frames(channel);
+}
+
+bool wk_channel_poll(const struct wk_channel *channel, struct pollfd *poll)
+{
+    bool output = channel->out_start < channel->out_end && !channel->deaf;
+    switch (channel->state) {
+    case WK_CHANNEL_CLOSED: return false;
+    case WK_CHANNEL_RESOLVING: *poll = (struct pollfd){.fd = channel->resolve_fd, .events = POLLIN}; return true;
+    case WK_CHANNEL_CONNECTING: *poll = (struct pollfd){.fd = channel->stream.fd, .events = POLLOUT}; return true;
+    case WK_CHANNEL_SECURING:
+    case WK_CHANNEL_UPGRADING:
+    case WK_CHANNEL_OPEN:
+        *poll = (struct pollfd){
+            .fd = channel->stream.fd,
+            .events = (short)(POLLIN | (output || channel->stream.wants_write ? POLLOUT : 0)),
+        };
+        return true;
+    }
+    return false;
+}
+
+void wk_channel_ready(struct wk_channel *channel, int64_t now_ns, short revents)
+{
+    channel->now_ns = now_ns;
+    if (revents == 0 && !channel->more_input) {
+        return;
+    }
+    switch (channel->state) {
+    case WK_CHANNEL_CLOSED: break;
+    case WK_CHANNEL_RESOLVING: resolved(channel); break;
+    case WK_CHANNEL_CONNECTING: connected(channel); break;
+    case WK_CHANNEL_SECURING: secure(channel); break;
+    case WK_CHANNEL_UPGRADING:
+        if ((revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
+            read_upgrade(channel);
+        }
+        break;
+    case WK_CHANNEL_OPEN:
+        if ((revents & (POLLIN | POLLHUP | POLLERR)) != 0 || channel->more_input || channel->stream.wants_write) {
+            read_frames(channel);
+        }
+        break;
+    }
+}
+
+int64_t wk_channel_deadline(const struct wk_channel *channel)
+{
+    return channel->more_input ? INT64_MIN : channel->connect_by_ns;
+}
+
+/* --- life -------------------------------------------------------------------------------------------------------- */
+
+enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint32_t shard, struct dl_err *err)
+{
+    channel->hub = hub;
+    channel->shard = shard;
+    channel->stream.fd = -1;
+    channel->connect_by_ns = INT64_MAX;
+    channel->out = dl_alloc_aligned(hub->out_bytes);
+    if (channel->out == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", hub->out_bytes);
+    }
+    struct wk_rx_owner owner = {.context = channel, .message = on_message, .place = on_place, .chunk = on_chunk};
+    wk_rx_init(&channel->rx, &owner, &channel->message);
+    return DL_OK;
+}
+
+void wk_channel_release(struct wk_channel *channel)
+{
+    if (channel->out != NULL) {
+        close_channel(channel);
+        free(channel->out);
+    }
+}

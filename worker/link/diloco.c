@@ -1,0 +1,574 @@
+/* The public library: arguments checked, the hand-over between the caller's thread and the network thread. */
+#include "worker/link/diloco.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "worker/link/channel.h"
+#include "worker/link/endpoints.h"
+#include "worker/link/net.h"
+
+#define JOIN_TIMEOUT_DEFAULT_S 1800.0
+#define TIMEOUT_MAX_S (30.0 * 86400)
+/* When diloco_close has to say goodbye by itself it waits no longer than this. */
+#define CLOSE_GOODBYE_S 1.0
+/* After GOODBYE is out: how long the peer may take to close first, so that no reset overtakes it. */
+#define AFTER_GOODBYE_NS (DL_NS_PER_SECOND / 2)
+#define YIELD_NS (10 * DL_NS_PER_MS)
+
+enum phase { PHASE_OPEN, PHASE_JOINED, PHASE_OVER };
+
+struct diloco {
+    enum phase phase;
+    enum diloco_role role;
+    int32_t learner;
+    char job[DL_SPEC_NAME_MAX];
+    char uid[DL_WIRE_UID_MAX];
+    double join_timeout_seconds;
+    struct wk_hub hub;
+    struct wk_net *net;
+    struct dl_tensor *tensors;
+    float **data;
+    uint32_t tensor_count, tensor_capacity;
+    uint64_t waited_before_ns, updates_before; /* At the start of the current call. */
+    bool said_goodbye;
+};
+
+/* --- errors ------------------------------------------------------------------------------------------------------ */
+
+static int set_error(struct diloco_error *error, int code, const char *fmt, ...) DL_PRINTF(3, 4);
+
+static int set_error(struct diloco_error *error, int code, const char *fmt, ...)
+{
+    if (error != NULL) {
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(error->text, sizeof error->text, fmt, args);
+        va_end(args);
+        error->code = code;
+    }
+    return code;
+}
+
+static int from_err(struct diloco_error *error, const struct dl_err *err)
+{
+    return set_error(error, err->rc == DL_ENOMEM ? DILOCO_ENOMEM : DILOCO_EINVAL, "%s", err->text);
+}
+
+/* --- opening ----------------------------------------------------------------------------------------------------- */
+
+static int copy_name(char *out, size_t out_bytes, const char *text, const char *what, struct diloco_error *error)
+{
+    size_t length = strlen(text);
+    if (length == 0 || length >= out_bytes) {
+        return set_error(error, DILOCO_EINVAL, "open: %s must have 1 to %zu characters", what, out_bytes - 1);
+    }
+    memcpy(out, text, length + 1);
+    return DILOCO_CONTINUE;
+}
+
+static int set_uid(struct diloco *d, const char *uid, struct diloco_error *error)
+{
+    if (uid != NULL) {
+        return copy_name(d->uid, sizeof d->uid, uid, "uid", error);
+    }
+    char host[40];
+    if (gethostname(host, sizeof host) != 0) {
+        snprintf(host, sizeof host, "unknown");
+    }
+    host[sizeof host - 1] = 0;
+    snprintf(d->uid, sizeof d->uid, "%s:%ld", host, (long)getpid());
+    return DILOCO_CONTINUE;
+}
+
+static int init_shared(struct wk_hub *hub, struct diloco_error *error)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&hub->lock, NULL);
+    pthread_cond_init(&hub->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (hub->wake_fd < 0) {
+        return set_error(error, DILOCO_ENOMEM, "open: no file descriptor for the library's wake-up: %s",
+                         strerror(errno));
+    }
+    return DILOCO_CONTINUE;
+}
+
+static int set_security(struct diloco *d, const struct diloco_options *options, struct diloco_error *error)
+{
+    struct wk_hub *hub = &d->hub;
+    if (options->token != NULL && (hub->token = strdup(options->token)) == NULL) {
+        return set_error(error, DILOCO_ENOMEM, "open: no memory");
+    }
+    if ((options->cert_file == NULL) != (options->key_file == NULL)) {
+        return set_error(error, DILOCO_EINVAL, "open: a client certificate needs both cert_file and key_file");
+    }
+    bool tls = false;
+    for (uint32_t i = 0; i < hub->shards; i++) {
+        tls = tls || hub->endpoints[i].tls;
+    }
+    struct dl_err err;
+    if (tls && wk_tls_new(options->ca_file, options->cert_file, options->key_file, &hub->tls, &err) != DL_OK) {
+        return from_err(error, &err);
+    }
+    return DILOCO_CONTINUE;
+}
+
+static int fill(struct diloco *d, const struct diloco_options *options, struct diloco_error *error)
+{
+    struct dl_err err;
+    int code = init_shared(&d->hub, error);
+    if (code == DILOCO_CONTINUE) {
+        code = copy_name(d->job, sizeof d->job, options->job, "job", error);
+    }
+    if (code == DILOCO_CONTINUE) {
+        code = set_uid(d, options->uid, error);
+    }
+    if (code == DILOCO_CONTINUE &&
+        wk_endpoints_parse(options->endpoints, d->hub.endpoints, &d->hub.shards, &err) != DL_OK) {
+        code = from_err(error, &err);
+    }
+    if (code == DILOCO_CONTINUE) {
+        code = set_security(d, options, error);
+    }
+    d->learner = options->learner;
+    d->role = options->role;
+    double timeout = options->join_timeout_seconds;
+    d->join_timeout_seconds = timeout > 0 ? DL_MIN(timeout, TIMEOUT_MAX_S) : JOIN_TIMEOUT_DEFAULT_S;
+    d->hub.log = options->log;
+    d->hub.log_context = options->log_context;
+    return code;
+}
+
+int diloco_open(const struct diloco_options *options, struct diloco **out, struct diloco_error *error)
+{
+    if (options == NULL || out == NULL || options->struct_size != sizeof *options) {
+        return set_error(error, DILOCO_EINVAL, "open: options and out are needed, and struct_size must be %zu",
+                         sizeof *options);
+    }
+    if (options->job == NULL || options->endpoints == NULL) {
+        return set_error(error, DILOCO_EINVAL, "open: job and endpoints are needed");
+    }
+    if (options->role != DILOCO_LEARNER && options->role != DILOCO_EVALUATOR) {
+        return set_error(error, DILOCO_EINVAL, "open: unknown role %d", (int)options->role);
+    }
+    struct diloco *d = calloc(1, sizeof *d);
+    if (d == NULL) {
+        return set_error(error, DILOCO_ENOMEM, "open: no memory");
+    }
+    int code = fill(d, options, error);
+    if (code != DILOCO_CONTINUE) {
+        diloco_close(d);
+        return code;
+    }
+    *out = d;
+    return DILOCO_CONTINUE;
+}
+
+static bool grow_table(struct diloco *d)
+{
+    if (d->tensor_count < d->tensor_capacity) {
+        return true;
+    }
+    uint32_t capacity = d->tensor_capacity == 0 ? 64 : 2 * d->tensor_capacity;
+    struct dl_tensor *tensors = realloc(d->tensors, capacity * sizeof *tensors);
+    if (tensors != NULL) {
+        d->tensors = tensors;
+    }
+    float **data = realloc(d->data, capacity * sizeof *data);
+    if (data != NULL) {
+        d->data = data;
+    }
+    if (tensors == NULL || data == NULL) {
+        return false;
+    }
+    d->tensor_capacity = capacity;
+    return true;
+}
+
+int diloco_register(struct diloco *d, const char *name, float *data, int rank, const uint64_t *shape,
+                    enum diloco_tensor_role role, uint32_t layer, struct diloco_error *error)
+{
+    if (d == NULL || name == NULL || data == NULL || shape == NULL) {
+        return set_error(error, DILOCO_EINVAL, "register: handle, name, data and shape are needed");
+    }
+    if (d->phase != PHASE_OPEN || d->net != NULL) {
+        return set_error(error, DILOCO_EINVAL, "register %s: register every tensor before diloco_join", name);
+    }
+    if (rank < 1 || rank > DL_TENSOR_RANK_MAX || (role != DILOCO_WEIGHT && role != DILOCO_EMBEDDING)) {
+        return set_error(error, DILOCO_EINVAL, "register %s: rank %d (1 to %d) or role %d is wrong", name, rank,
+                         DL_TENSOR_RANK_MAX, (int)role);
+    }
+    if (strlen(name) >= DL_TENSOR_NAME_MAX || d->tensor_count == DL_TENSORS_MAX) {
+        return set_error(error, DILOCO_EINVAL, "register %.130s: name too long, or more than %d tensors", name,
+                         DL_TENSORS_MAX);
+    }
+    if (!grow_table(d)) {
+        return set_error(error, DILOCO_ENOMEM, "register %s: no memory", name);
+    }
+    struct dl_tensor *tensor = &d->tensors[d->tensor_count];
+    *tensor = (struct dl_tensor){.rank = (uint32_t)rank, .layer = layer};
+    memcpy(tensor->name, name, strlen(name) + 1);
+    memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
+    tensor->role = role == DILOCO_EMBEDDING ? DL_TENSOR_EMBEDDING : DL_TENSOR_WEIGHT;
+    d->data[d->tensor_count++] = data;
+    return DILOCO_CONTINUE;
+}
+
+/* --- a boundary -------------------------------------------------------------------------------------------------- */
+
+static struct timespec timespec_of(int64_t at_ns)
+{
+    return (struct timespec){.tv_sec = at_ns / DL_NS_PER_SECOND, .tv_nsec = at_ns % DL_NS_PER_SECOND};
+}
+
+/* Lets the network thread work, until something changes or the time has come. Called and returns with the lock held. */
+static void wait_until(struct wk_hub *hub, int64_t until_ns)
+{
+    wk_net_wake(hub);
+    if (until_ns == INT64_MAX) {
+        pthread_cond_wait(&hub->changed, &hub->lock);
+    } else {
+        struct timespec until = timespec_of(until_ns);
+        pthread_cond_timedwait(&hub->changed, &hub->lock, &until);
+    }
+}
+
+/* Work on the tensors: without the lock, so that the network goes on. The link has handed this memory to us alone. */
+static enum dl_rc work(struct wk_hub *hub, const struct wk_step *step, struct dl_err *err)
+{
+    enum dl_rc rc = DL_OK;
+    const struct dl_layout *layout = wk_link_layout(hub->link);
+    pthread_mutex_unlock(&hub->lock);
+    if (step->type == WK_STEP_PREPARE) {
+        rc = wk_store_prepare(hub->store, layout, err);
+    } else if (step->type == WK_STEP_APPLY) {
+        wk_store_apply(hub->store, step);
+    } else {
+        rc = wk_store_snapshot(hub->store, step, err);
+    }
+    pthread_mutex_lock(&hub->lock);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    if (step->type == WK_STEP_PREPARE) {
+        wk_link_on_prepared(hub->link);
+    } else if (step->type == WK_STEP_APPLY) {
+        wk_link_on_applied(hub->link, step->fragment);
+    } else {
+        wk_link_on_snapshot(hub->link, step->fragment);
+        wk_net_wake(hub); /* It can be on its way while the next one is encoded. */
+    }
+    return DL_OK;
+}
+
+/* Does what the link says until it says GO or DONE, or until the time is up (DL_ETIMEOUT). Lock held. */
+static enum dl_rc boundary(struct wk_hub *hub, int64_t until_ns, bool *done, struct dl_err *err)
+{
+    for (;;) {
+        struct wk_step step;
+        int64_t now_ns = dl_now_ns();
+        wk_link_next_step(hub->link, now_ns, &step);
+        switch (step.type) {
+        case WK_STEP_PREPARE:
+        case WK_STEP_APPLY:
+        case WK_STEP_SNAPSHOT: {
+            enum dl_rc rc = work(hub, &step, err);
+            if (rc != DL_OK) {
+                return rc;
+            }
+            break;
+        }
+        case WK_STEP_YIELD: wait_until(hub, now_ns + YIELD_NS); break;
+        case WK_STEP_WAIT:
+            if (now_ns >= until_ns) {
+                return DL_ETIMEOUT;
+            }
+            wait_until(hub, DL_MIN(step.until_ns, until_ns));
+            break;
+        case WK_STEP_GO: *done = false; return DL_OK;
+        case WK_STEP_DONE: *done = true; return DL_OK;
+        }
+    }
+}
+
+static int end_of(struct diloco *d, struct diloco_error *error)
+{
+    struct wk_outcome outcome;
+    wk_link_outcome(d->hub.link, &outcome);
+    d->phase = PHASE_OVER;
+    switch (outcome.end) {
+    case WK_END_SUCCEEDED: return set_error(error, DILOCO_DONE, "%s", outcome.text);
+    case WK_END_STOPPED: return set_error(error, DILOCO_STOPPED, "%s", outcome.text);
+    case WK_END_FAILED: return set_error(error, DILOCO_EFAILED, "%s", outcome.text);
+    case WK_END_REFUSED: return set_error(error, DILOCO_EREFUSED, "%s", outcome.text);
+    case WK_END_NONE: break;
+    }
+    return set_error(error, DILOCO_STOPPED, "this learner has left job %s", d->job);
+}
+
+static void remember(struct diloco *d)
+{
+    struct wk_link_view view;
+    wk_link_view(d->hub.link, &view);
+    d->waited_before_ns = view.waited_ns;
+    d->updates_before = view.updates_applied;
+}
+
+static void fill_info(struct diloco *d, struct diloco_info *info)
+{
+    if (info == NULL) {
+        return;
+    }
+    struct wk_link_view view;
+    wk_link_view(d->hub.link, &view);
+    *info = (struct diloco_info){
+        .learner = view.learner,
+        .step = view.step,
+        .ensemble_step = DL_MAX(view.ensemble_step, view.step),
+        .tokens_all = view.tokens_all,
+        .token_budget = view.token_budget,
+        .learners = view.learners,
+        .connected_shards = view.connected,
+        .shards = view.shards,
+        .updates_applied = (uint32_t)(view.updates_applied - d->updates_before),
+        .updates_total = view.updates_applied,
+        .pushes_total = view.pushes_sent,
+        .last_round = view.last_round,
+        .bytes_sent = __atomic_load_n(&d->hub.bytes_sent, __ATOMIC_RELAXED),
+        .bytes_received = __atomic_load_n(&d->hub.bytes_received, __ATOMIC_RELAXED),
+        .waited_seconds = (double)(view.waited_ns - d->waited_before_ns) / (double)DL_NS_PER_SECOND,
+    };
+}
+
+/* Runs a boundary and turns its end into a result. Lock held. */
+static int finish_call(struct diloco *d, int64_t until_ns, struct diloco_info *info, struct diloco_error *error)
+{
+    struct dl_err err;
+    bool done = false;
+    enum dl_rc rc = boundary(&d->hub, until_ns, &done, &err);
+    fill_info(d, info);
+    wk_net_wake(&d->hub);
+    if (rc == DL_ETIMEOUT) {
+        struct wk_link_view view;
+        wk_link_view(d->hub.link, &view);
+        const char *trouble = wk_link_trouble(d->hub.link);
+        return set_error(
+            error, DILOCO_ETIMEOUT, "join job %s: no first state within %g s, %u of %u shards connected%s%s", d->job,
+            d->join_timeout_seconds, view.connected, view.shards, trouble[0] == 0 ? "" : "; last: ", trouble);
+    }
+    if (rc != DL_OK) {
+        return from_err(error, &err);
+    }
+    return done ? end_of(d, error) : DILOCO_CONTINUE;
+}
+
+/* --- joining ----------------------------------------------------------------------------------------------------- */
+
+static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
+{
+    struct wk_hub *hub = &d->hub;
+    uint64_t nonce = 0;
+    ssize_t got = getrandom(&nonce, sizeof nonce, 0);
+    assert(got == (ssize_t)sizeof nonce);
+    struct wk_link_config config = {
+        .role = d->role == DILOCO_EVALUATOR ? DL_ROLE_EVALUATOR : DL_ROLE_LEARNER,
+        .learner = d->learner,
+        .nonce = nonce,
+        .uid = d->uid,
+        .job = d->job,
+        .shards = hub->shards,
+        .tensors = d->tensors,
+        .tensor_count = d->tensor_count,
+    };
+    enum dl_rc rc = wk_link_new(&config, &hub->link, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    hub->store = wk_store_new(d->data, d->tensor_count);
+    if (hub->store == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "join: no memory for the table of tensors");
+    }
+    hub->out_bytes = DL_MAX((size_t)WK_WS_MESSAGE_MAX, (size_t)wk_link_message_bytes_max(hub->link)) + WK_OUT_SLACK;
+    return wk_net_start(hub, &d->net, err);
+}
+
+int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error *error)
+{
+    if (d == NULL || d->phase != PHASE_OPEN || d->net != NULL) {
+        return set_error(error, DILOCO_EINVAL, "join: once a handle, after diloco_open and diloco_register");
+    }
+    if (d->tensor_count == 0) {
+        return set_error(error, DILOCO_EINVAL, "join: no tensor was registered");
+    }
+    struct dl_err err;
+    if (make_link(d, &err) != DL_OK) {
+        return from_err(error, &err);
+    }
+    int64_t until_ns = dl_now_ns() + (int64_t)(d->join_timeout_seconds * (double)DL_NS_PER_SECOND);
+    pthread_mutex_lock(&d->hub.lock);
+    int code = finish_call(d, until_ns, info, error);
+    if (code == DILOCO_CONTINUE) {
+        d->phase = PHASE_JOINED;
+    }
+    pthread_mutex_unlock(&d->hub.lock);
+    return code;
+}
+
+int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_info *info, struct diloco_error *error)
+{
+    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_LEARNER) {
+        return set_error(error, DILOCO_EINVAL, "step: only for a learner that has joined");
+    }
+    pthread_mutex_lock(&d->hub.lock);
+    remember(d);
+    int code;
+    if (d->phase == PHASE_OVER) {
+        fill_info(d, info);
+        code = end_of(d, error);
+    } else {
+        wk_link_on_step(d->hub.link, dl_now_ns(), tokens, loss);
+        code = finish_call(d, INT64_MAX, info, error);
+    }
+    pthread_mutex_unlock(&d->hub.lock);
+    return code;
+}
+
+/* --- evaluators -------------------------------------------------------------------------------------------------- */
+
+static int64_t after_seconds(double seconds)
+{
+    return dl_now_ns() + (int64_t)(DL_MAX(0.0, DL_MIN(seconds, TIMEOUT_MAX_S)) * (double)DL_NS_PER_SECOND);
+}
+
+int diloco_poll(struct diloco *d, double timeout_seconds, struct diloco_info *info, struct diloco_error *error)
+{
+    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
+        return set_error(error, DILOCO_EINVAL, "poll: only for an evaluator that has joined");
+    }
+    int64_t until_ns = after_seconds(timeout_seconds);
+    pthread_mutex_lock(&d->hub.lock);
+    remember(d);
+    int code;
+    for (;;) {
+        if (d->phase == PHASE_OVER) {
+            fill_info(d, info);
+            code = end_of(d, error);
+            break;
+        }
+        struct diloco_info now;
+        wk_link_on_poll(d->hub.link, dl_now_ns());
+        code = finish_call(d, INT64_MAX, &now, error);
+        if (info != NULL) {
+            *info = now;
+        }
+        if (code != DILOCO_CONTINUE || now.updates_applied > 0 || dl_now_ns() >= until_ns) {
+            break;
+        }
+        wait_until(&d->hub, until_ns);
+    }
+    pthread_mutex_unlock(&d->hub.lock);
+    return code;
+}
+
+int diloco_report(struct diloco *d, double loss, uint32_t sequences, struct diloco_error *error)
+{
+    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
+        return set_error(error, DILOCO_EINVAL, "report: only for an evaluator that has joined");
+    }
+    uint64_t hash = wk_store_hash(d->hub.store);
+    pthread_mutex_lock(&d->hub.lock);
+    wk_link_report(d->hub.link, loss, sequences, hash);
+    pthread_mutex_unlock(&d->hub.lock);
+    wk_net_wake(&d->hub);
+    return DILOCO_CONTINUE;
+}
+
+/* --- leaving ----------------------------------------------------------------------------------------------------- */
+
+/* True when GOODBYE is out on every connection. Lock held. */
+static bool wait_for_goodbye(struct diloco *d, int64_t until_ns)
+{
+    struct wk_hub *hub = &d->hub;
+    while (!wk_link_has_left(hub->link) || hub->unsent > 0) {
+        if (dl_now_ns() >= until_ns) {
+            return false;
+        }
+        wait_until(hub, until_ns);
+    }
+    int64_t closed_by_ns = DL_MIN(until_ns, dl_now_ns() + AFTER_GOODBYE_NS);
+    for (;;) {
+        struct wk_link_view view;
+        wk_link_view(hub->link, &view);
+        if (view.connected == 0 || dl_now_ns() >= closed_by_ns) {
+            return true;
+        }
+        wait_until(hub, closed_by_ns);
+    }
+}
+
+int diloco_leave(struct diloco *d, int preempted, double timeout_seconds, const char *why, struct diloco_error *error)
+{
+    if (d == NULL || d->net == NULL) {
+        return set_error(error, DILOCO_EINVAL, "leave: only after diloco_join");
+    }
+    int64_t until_ns = after_seconds(timeout_seconds);
+    pthread_mutex_lock(&d->hub.lock);
+    int code = DILOCO_CONTINUE;
+    struct dl_err err;
+    if (d->phase == PHASE_JOINED) {
+        /* What a pull has asked for goes first, as of now; whether or not that works, the goodbye is said. */
+        bool done = false;
+        wk_link_on_poll(d->hub.link, dl_now_ns());
+        wk_link_leave(d->hub.link, dl_now_ns(), preempted != 0, why == NULL ? "" : why);
+        if (boundary(&d->hub, until_ns, &done, &err) == DL_ENOMEM) {
+            code = from_err(error, &err);
+        }
+    } else {
+        wk_link_leave(d->hub.link, dl_now_ns(), preempted != 0, why == NULL ? "" : why);
+    }
+    if (!wait_for_goodbye(d, until_ns) && code == DILOCO_CONTINUE) {
+        code = set_error(error, DILOCO_ETIMEOUT, "leave job %s: not everything was sent within %g s", d->job,
+                         timeout_seconds);
+    }
+    d->phase = PHASE_OVER;
+    d->said_goodbye = true;
+    pthread_mutex_unlock(&d->hub.lock);
+    return code;
+}
+
+void diloco_close(struct diloco *d)
+{
+    if (d == NULL) {
+        return;
+    }
+    if (d->net != NULL && !d->said_goodbye) {
+        (void)diloco_leave(d, 0, CLOSE_GOODBYE_S, "closed", NULL);
+    }
+    struct wk_hub *hub = &d->hub;
+    wk_net_stop(d->net);
+    wk_link_free(hub->link);
+    wk_store_free(hub->store);
+    SSL_CTX_free(hub->tls);
+    if (hub->wake_fd > 0) {
+        close(hub->wake_fd);
+    }
+    pthread_cond_destroy(&hub->changed);
+    pthread_mutex_destroy(&hub->lock);
+    free(hub->token);
+    free(d->tensors);
+    free(d->data);
+    free(d);
+}

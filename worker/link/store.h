@@ -1,0 +1,41 @@
+/* wk_store: the memory behind a link, and the arithmetic between the caller's tensors and fragments.
+ *
+ * Memory beside the caller's tensors: the base copy, one model in float32; update slots, at most two encoded fragments
+ * each (usually one: the second is taken only where a newer version comes while an older one waits for its boundary);
+ * push buffers, at most one encoded model. Slots and push buffers are taken when first used, then kept.
+ *
+ * Thread rule: what a function touches is named by fragment and slot, and the link hands each of them to one thread at
+ * a time; wk_store_slot is the network thread's, everything else the trainer's. No locks here. */
+#ifndef DL_WORKER_LINK_STORE_H
+#define DL_WORKER_LINK_STORE_H
+
+#include "common/layout.h"
+#include "worker/link/link.h"
+
+struct wk_store; /* Opaque. */
+
+/* `tensors[i]` is the caller's array of tensor i; the table of pointers is copied. NULL: no memory. */
+struct wk_store *wk_store_new(float *const *tensors, uint32_t tensor_count);
+void wk_store_free(struct wk_store *store); /* NULL is fine. */
+
+/* Makes the base copy from the tensors' contents. `layout` is borrowed for the store's life. */
+DL_MUST_CHECK enum dl_rc wk_store_prepare(struct wk_store *store, const struct dl_layout *layout, struct dl_err *err);
+
+/* `bytes` of memory for an update; NULL: no memory. Contents are kept while `bytes` does not change. */
+uint8_t *wk_store_slot(struct wk_store *store, uint32_t fragment, uint32_t slot, uint64_t bytes);
+
+/* Bytes of a push being sent: the encoded snapshot, or for a seed the base copy itself (float32, little-endian). */
+const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bool seed);
+
+/* WK_STEP_APPLY: one pass over the update, writing tensors and base copy. */
+void wk_store_apply(struct wk_store *store, const struct wk_step *step);
+/* WK_STEP_SNAPSHOT: one pass over base copy and tensors. */
+DL_MUST_CHECK enum dl_rc wk_store_snapshot(struct wk_store *store, const struct wk_step *step, struct dl_err *err);
+
+/* XOR over fragments of dl_hash64(base values, seed fragment index). */
+uint64_t wk_store_hash(const struct wk_store *store);
+
+/* Bytes allocated, for tests and diagnosis. */
+uint64_t wk_store_bytes(const struct wk_store *store);
+
+#endif

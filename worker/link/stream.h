@@ -1,0 +1,39 @@
+/* wk_stream: bytes over a non-blocking TCP connection, plain or TLS 1.3. Owned by the network thread. */
+#ifndef DL_WORKER_LINK_STREAM_H
+#define DL_WORKER_LINK_STREAM_H
+
+#include <openssl/ssl.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "common/err.h"
+
+struct wk_stream {
+    int fd;           /* -1: closed. Owned. */
+    SSL *ssl;         /* NULL: plain. Owned. */
+    bool wants_write; /* TLS cannot go on before the socket takes bytes. */
+};
+
+/* Certificates for wss: `ca_file` NULL: the system's authorities; `cert_file`, `key_file` NULL: no client certificate.
+ */
+DL_MUST_CHECK enum dl_rc wk_tls_new(const char *ca_file, const char *cert_file, const char *key_file, SSL_CTX **out,
+                                    struct dl_err *err);
+
+/* Sets options on a connected socket and takes it over; with `tls`, prepares a handshake that checks for `host`. */
+DL_MUST_CHECK enum dl_rc wk_stream_open(struct wk_stream *stream, int fd, SSL_CTX *tls, const char *host,
+                                        struct dl_err *err);
+void wk_stream_close(struct wk_stream *stream);
+
+/* DL_OK: done (at once when plain). DL_AGAIN: wait for the socket. */
+DL_MUST_CHECK enum dl_rc wk_stream_handshake(struct wk_stream *stream, struct dl_err *err);
+
+/* Reads up to `first_bytes` into `first` and what comes beyond into `second`; `first_bytes` may be 0. DL_OK: `*got` >
+ * 0. DL_AGAIN: nothing now. DL_ENET: the connection is gone. */
+DL_MUST_CHECK enum dl_rc wk_stream_read(struct wk_stream *stream, uint8_t *first, size_t first_bytes, uint8_t *second,
+                                        size_t second_bytes, size_t *got, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc wk_stream_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,
+                                         struct dl_err *err);
+
+#endif
