@@ -473,7 +473,11 @@ static void read_upgrade(struct wk_channel *channel)
     }
     channel->in_have += got;
     bool closed = rc != DL_OK || channel->in_have == WK_IN_BYTES;
-    rc = wk_ws_response((const char *)channel->in, channel->in_have, closed, channel->key, &used, &err);
+    if (rc != DL_OK && channel->in_have == 0) {
+        err = closed_err; /* With TLS 1.3 this is where a client learns that its certificate was not accepted. */
+    } else {
+        rc = wk_ws_response((const char *)channel->in, channel->in_have, closed, channel->key, &used, &err);
+    }
     if (rc == DL_AGAIN) {
         return;
     }

@@ -110,10 +110,8 @@ uint64_t wk_store_bytes(const struct wk_store *store)
 
 /* --- a fragment, piece by piece ---------------------------------------------------------------------------------- */
 
-/* A piece is at most
- * PIECE_BLOCKS whole blocks of one slice. Its last block may reach past the slice's end into the gap: `count` elements
- * are the tensor's, the rest up to whole blocks are zeros. */
-
+/* A piece is at most PIECE_BLOCKS whole blocks of one slice. Its last block may reach past the slice's end into the
+ * gap: `count` elements are the tensor's, the rest up to whole blocks are zeros. */
 struct piece {
     float *theta;  /* The caller's tensor. */
     size_t offset; /* Elements from the fragment's start. */
