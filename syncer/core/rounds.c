@@ -254,6 +254,14 @@ void sy_core_on_push_none(struct sy_core *core, int64_t now_ns, uint32_t m, cons
         return;
     }
     struct sy_round *round = &core->fragments[index].open;
+    if (none->reason == DL_VERDICT_ABORTED && round->id == none->round && round->parts[m].state == SY_PART_PUSHING) {
+        /* The shell has no room for a push that it announced. */
+        round->parts[m].state = core->fragments[index].version == 0 ? SY_PART_NONE : SY_PART_ANSWERED;
+        core->members[m].fragments[index].steps = 0;
+        sy_verdict(core, m, none->fragment, none->round, DL_VERDICT_ABORTED);
+        sy_round_evaluate(core, now_ns, index);
+        return;
+    }
     if (round->state == SY_ROUND_PULLING && round->id == none->round && round->parts[m].state == SY_PART_ASKED) {
         round->parts[m].state = SY_PART_ANSWERED;
         core->members[m].fragments[index].steps = 0;

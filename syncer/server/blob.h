@@ -1,0 +1,44 @@
+/* sy_blob: one version of a fragment, encoded once and cut into ready-made CHUNK frames that all connections share.
+ *
+ * The frame of a chunk (header, prefix, data, checksum) is the same for every receiver, since a transfer's number is
+ * made of fragment and version. Each frame has LWS_PRE bytes of room before it, in which libwebsockets writes the
+ * WebSocket header, so that it is sent from where it lies.
+ *
+ * Made on the merge thread; afterwards owned by the network thread, which alone counts references and writes that room.
+ */
+#ifndef SY_SERVER_BLOB_H
+#define SY_SERVER_BLOB_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/err.h"
+#include "common/spec.h"
+
+struct sy_blob {
+    uint32_t references;
+    uint32_t fragment;
+    uint64_t version, round;
+    uint32_t participants;
+    enum dl_codec codec;
+    uint64_t transfer;
+    uint64_t bytes;        /* Encoded. */
+    uint64_t content_hash; /* dl_hash64 of the encoded bytes. */
+    uint32_t chunk_bytes;  /* Data bytes of every chunk but the last. */
+    uint32_t chunk_count;
+    size_t stride; /* From one frame's room to the next one's. */
+    uint8_t *frames;
+};
+
+/* Encodes `padded_elements` values. `scratch` holds dl_codec_bytes of them (unused, may be NULL, for codec none). One
+ * reference. */
+DL_MUST_CHECK enum dl_rc sy_blob_new(uint32_t fragment, uint64_t version, uint64_t round, uint32_t participants,
+                                     enum dl_codec codec, const float *values, uint64_t padded_elements,
+                                     uint8_t *scratch, struct sy_blob **out, struct dl_err *err);
+struct sy_blob *sy_blob_hold(struct sy_blob *blob);
+void sy_blob_drop(struct sy_blob *blob); /* NULL is fine. */
+
+/* The frame of chunk `index`: `*size` bytes at the returned place, LWS_PRE bytes of room before. */
+uint8_t *sy_blob_frame(const struct sy_blob *blob, uint32_t index, size_t *size);
+
+#endif

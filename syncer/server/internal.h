@@ -1,0 +1,258 @@
+/* What the parts of sy_server share. Network thread only, but for struct sy_job while the merge thread has it.
+ *
+ * shell.c    libwebsockets: context, callbacks, timers, signals
+ * http.c     /healthz, /readyz, /metrics, /status, /stop
+ * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
+ * rounds.c   carries out the core's actions; pushes and their memory
+ * jobs.c     merge thread
+ * blob.c     an encoded version, shared by all connections that send it
+ * status.c   /status; metrics.c /metrics */
+#ifndef SY_SERVER_INTERNAL_H
+#define SY_SERVER_INTERNAL_H
+
+#include <libwebsockets.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/layout.h"
+#include "common/metrics.h"
+#include "syncer/core/core.h"
+#include "syncer/merge/merge.h"
+#include "syncer/server/blob.h"
+#include "syncer/server/jobs.h"
+#include "syncer/server/listen.h"
+#include "syncer/server/receive.h"
+#include "syncer/server/server.h"
+#include "syncer/store/store.h"
+
+#define SY_CONTROL_QUEUE_MAX 4096 /* Control messages waiting on one connection; more: it is too slow, closed. */
+#define SY_CONTROL_QUEUE_BYTES_MAX (1u << 20)
+#define SY_CONNECTIONS_SPARE 64 /* WebSocket connections beyond learners and evaluators, before their HELLO. */
+#define SY_STATUS_CACHE_NS (250 * INT64_C(1000000))
+#define SY_SUMMARY_SECONDS 10 /* Between two summary lines at level info. */
+#define SY_CLOSE_SECONDS 5    /* For a refusal to get out before the connection is cut. */
+
+struct sy_server;
+
+/* --- conn.c ----------------------------------------------------------------------------------------------------------
+ */
+
+enum sy_conn_state {
+    SY_CONN_OPEN, /* No HELLO yet. */
+    SY_CONN_JOINED,
+    SY_CONN_CLOSING, /* What is queued goes out, nothing is read any more, then it is closed. */
+};
+
+/* A push under way or received, until its round is merged or it is refused. */
+struct sy_incoming {
+    struct sy_incoming *next; /* Of the same fragment. */
+    uint64_t round;
+    uint32_t fragment; /* Index in the layout. */
+    uint32_t member;
+    uint64_t admission;
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint64_t base_version;
+    enum dl_codec codec;
+    bool complete, intact;
+    bool in_job; /* The merge thread reads it: it stays until the job is done. */
+    int64_t begun_ns;
+    uint64_t bytes;
+    uint8_t *encoded;
+    double *slice_squares; /* One a slice of the fragment, of what has been received. */
+};
+
+struct sy_transfer { /* A push as one connection sees it. */
+    uint64_t id;
+    uint64_t bytes, received;
+    uint64_t round;
+    uint32_t fragment;
+    struct sy_incoming *push; /* NULL: its chunks are dropped. */
+    bool late;                /* Its round was merged without it; the core is told once all has come. */
+};
+
+struct sy_control { /* An encoded control message, LWS_PRE bytes of room before it. */
+    struct sy_control *next;
+    size_t size;
+    uint8_t bytes[];
+};
+
+struct sy_conn {
+    struct sy_conn *prev, *next;
+    struct sy_server *server;
+    struct lws *wsi;
+    enum sy_conn_state state;
+    char peer[64];
+    int64_t opened_ns, heard_ns;
+    uint32_t member; /* SY_NO_MEMBER before HELLO and after the core let go of it. */
+    uint32_t learner;
+    uint64_t admission, nonce;
+    enum dl_role role;
+    char uid[DL_WIRE_UID_MAX];
+    struct sy_receive receive;
+    struct sy_transfer *transfers;
+    uint32_t transfer_count, transfers_max;
+    int64_t transfer_ns; /* When the last byte of a transfer came, or the first was announced. */
+    /* Sending. */
+    struct sy_control *first, *last;
+    uint32_t control_count;
+    size_t control_bytes;
+    bool *wanted; /* By local fragment: newer than what was sent, or begun to be. */
+    uint32_t wanted_count, wanted_next;
+    struct sy_blob *sending;
+    uint32_t sending_chunk;
+    struct sy_control *farewell; /* Goes out after everything else (STOP). */
+    int64_t blocked_ns;          /* Since when the socket takes nothing; 0: it does. */
+    uint64_t acked_bytes;        /* By the peer's TCP at the last look. */
+    uint64_t heartbeats;
+    uint16_t close_code;
+    char close_text[120];
+};
+
+struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi);
+/* The connection is gone: tells the core when it still has a member. */
+void sy_conn_closed(struct sy_conn *conn);
+/* Ends a connection for a fault of its own or because nobody wants it; logs `text` once. The core is told when `why` >=
+ * 0 (an enum sy_leave), else it knows. What is queued goes out first. */
+void sy_conn_end(struct sy_conn *conn, int why, uint16_t close_code, const char *text);
+/* Refuses a HELLO, counted. */
+void sy_conn_refuse(struct sy_conn *conn, const struct dl_wire_refuse *refuse);
+struct sy_conn *sy_conn_of_member(struct sy_server *server, uint32_t member);
+/* Deadlines, and a heartbeat when `heartbeat` is given. */
+void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_view *heartbeat);
+
+/* --- inbound.c */
+/* Takes bytes as libwebsockets delivers them; false: close now. */
+bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last, bool binary);
+/* No chunk of this push is to be written any more; it was late when it had not come in full. */
+void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push);
+
+/* --- transmit.c */
+void sy_conn_send(struct sy_conn *conn, const struct dl_wire_message *message);
+void sy_conn_send_last(struct sy_conn *conn, const struct dl_wire_message *message);
+void sy_conn_want(struct sy_conn *conn, uint32_t local);
+/* The socket takes more: writes one message. False: close now. */
+bool sy_conn_writeable(struct sy_conn *conn);
+bool sy_conn_has_nothing_to_send(const struct sy_conn *conn);
+void sy_conn_release_queues(struct sy_conn *conn);
+
+/* --- the server ------------------------------------------------------------------------------------------------------
+ */
+
+struct sy_held_fragment {
+    uint32_t fragment;    /* Index in the layout. */
+    struct sy_blob *blob; /* Newest committed version; NULL: none yet. */
+    struct sy_incoming *pushes;
+    bool busy;           /* The merge thread has it. */
+    uint64_t pull_round; /* The last one pulled, when first, and whether it asks for values rather than deltas. */
+    int64_t pull_ns, closed_ns;
+    bool pull_seed;
+};
+
+struct sy_counters {
+    uint64_t connections, upgrades_denied, protocol_errors, slow_closed;
+    uint64_t bytes_in, bytes_out, messages_in, messages_out;
+    uint64_t versions_skipped;    /* A slow reader never got them: a newer one was there first. */
+    uint64_t push_memory_refused; /* Pushes turned away because push_bytes_max was reached. */
+    uint64_t layout_refusals;     /* Refused by the shell, before the core saw them. */
+    uint64_t commits, commit_failures;
+};
+
+struct sy_server {
+    const struct sy_server_options *options;
+    const struct dl_spec *spec;
+    struct sy_core *core;
+    struct sy_store *store;
+    struct sy_jobs *jobs;
+    struct dl_layout *layout; /* NULL until the first HELLO, or restored. */
+    uint32_t fragment_count;  /* Of this shard; local index i is fragment shard + i x shards. */
+    struct sy_held_fragment *fragments;
+    uint64_t epoch;
+    int64_t started_ns;
+    int64_t now_ns; /* Read once a callback. */
+    uint64_t next_round, next_admission;
+    uint64_t pending_rounds; /* Submitted to the merge thread, not committed; and what their pushes carry. */
+    double pending_tokens;
+    /* Memory of pushes. */
+    uint64_t push_bytes, push_bytes_peak, push_bytes_max;
+    /* Connections. */
+    struct sy_conn *conns;
+    uint32_t conn_count, conns_max;
+    struct sy_conn **member_conns; /* By member. */
+    uint32_t members_max;
+    bool *left_by_goodbye; /* By member: how its last connection ended. */
+    struct dl_wire_message scratch;
+    uint8_t *encode_buffer; /* For control messages. */
+    /* libwebsockets */
+    struct lws_context *context;
+    struct lws_vhost *vhost, *health_vhost;
+    int listen_fd, health_fd, signal_fd;
+    char address[SY_ADDRESS_MAX], health_address[SY_ADDRESS_MAX];
+    lws_sorted_usec_list_t tick_timer;
+    bool ready, stopping, ended;
+    bool draining_actions;
+    int64_t end_deadline_ns;
+    enum dl_stop_result result;
+    struct dl_err fatal; /* rc != DL_OK: the process must end. */
+    int64_t heartbeat_due_ns, summary_due_ns, conns_due_ns;
+    uint64_t summary_rounds;
+    struct sy_counters counters;
+    double agreement; /* Of the last merge: sy_merge_stats. */
+    struct {          /* Per round, but for `push`: from a push's announcement to its last byte. */
+        struct dl_histogram collect, merge, commit, encode, total, push;
+    } seconds;
+    char *status_text, *metrics_text; /* Cached. */
+    int64_t status_ns, metrics_ns;
+};
+
+static inline uint32_t sy_local_index(const struct sy_server *server, uint32_t fragment)
+{
+    return fragment / server->spec->syncer.shards;
+}
+static inline bool sy_is_ours(const struct sy_server *server, uint32_t fragment)
+{
+    return fragment % server->spec->syncer.shards == server->options->shard && fragment < server->spec->sync.fragments;
+}
+
+/* --- rounds.c */
+/* Takes and carries out all actions of the core. Call after every event. */
+void sy_server_actions(struct sy_server *server);
+/* A push was announced and accepted by the core: memory for it. NULL: the bound is reached, or there is none. */
+struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *conn,
+                                    const struct dl_wire_push *announced);
+/* Unlinks and frees. */
+void sy_incoming_drop(struct sy_server *server, struct sy_incoming *push);
+/* Adds whole blocks at `offset` to the slices' sums of squares. */
+void sy_incoming_measure(const struct sy_server *server, struct sy_incoming *push, uint64_t offset, uint32_t bytes);
+double sy_incoming_norm(const struct sy_server *server, const struct sy_incoming *push);
+/* Results of the merge thread have come. */
+void sy_server_take_results(struct sy_server *server);
+
+/* --- layout and state: state.c */
+DL_MUST_CHECK enum dl_rc sy_server_adopt_layout(struct sy_server *server, const uint8_t *tensors, size_t bytes,
+                                                struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_server_check_layout(struct sy_server *server, const uint8_t *tensors, size_t bytes,
+                                                struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err);
+
+void sy_server_close_state(struct sy_server *server);
+
+/* --- shell.c */
+/* The core's next deadline may have changed. */
+void sy_server_reschedule(struct sy_server *server);
+
+/* --- http.c, status.c, metrics.c */
+struct sy_http_session { /* libwebsockets keeps one a connection, zeroed. */
+    char *body;
+    size_t size, sent;
+    bool stop; /* A POST /stop whose body is still coming. */
+};
+int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size);
+bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi);
+char *sy_status_json(struct sy_server *server);  /* Caller frees; NULL: no memory. */
+char *sy_metrics_text(struct sy_server *server); /* Same. */
+uint64_t sy_resident_bytes(void);
+const char *sy_stop_result_name(enum dl_stop_result result);
+
+#endif

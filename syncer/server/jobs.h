@@ -1,0 +1,86 @@
+/* sy_jobs: the merge thread. It alone touches parameters and optimiser state.
+ *
+ * A job is one closed round: merge (or take the first state), commit to the store, encode for sending. Jobs are done in
+ * order; the network thread never waits for them: results are posted back and announced by a wake-up call. A commit
+ * that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
+ *
+ * sy_jobs_submit and sy_jobs_result: network thread. */
+#ifndef SY_SERVER_JOBS_H
+#define SY_SERVER_JOBS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/err.h"
+#include "common/layout.h"
+#include "common/spec.h"
+#include "syncer/merge/merge.h"
+#include "syncer/server/blob.h"
+#include "syncer/store/store.h"
+
+struct sy_jobs; /* Opaque. */
+
+struct sy_job_input { /* One participant's push; borrowed from the submitter until the job is done. */
+    struct sy_store_participant who;
+    enum dl_codec codec;
+    const uint8_t *encoded;
+    const double *slice_squares; /* Sums of squares of the decoded push, one a slice of the fragment. */
+};
+
+/* Theta is kept twice for one fragment only: a merge writes to a spare array that then takes the old one's place. */
+enum sy_job_report {
+    SY_JOB_DONE,    /* Committed; `blob` is the submitter's. */
+    SY_JOB_DELAYED, /* The commit cannot be made now; it is being tried again. `error` says why. */
+    SY_JOB_FAILED,  /* It never will: end the process. */
+};
+
+struct sy_job {
+    struct sy_job *next;
+    uint32_t local; /* Index among the shard's fragments. */
+    uint32_t fragment;
+    uint64_t version, round;
+    bool seed; /* inputs[0] holds the values themselves. */
+    uint32_t input_count;
+    struct sy_job_input *inputs; /* Ascending learner id. */
+    struct sy_store_totals totals;
+    /* Filled by the merge thread. */
+    enum sy_job_report report;
+    struct sy_blob *blob;
+    struct sy_merge_stats stats;
+    int64_t merge_ns, commit_ns, encode_ns;
+    struct dl_err error; /* With SY_JOB_DONE, a text says that the round changed nothing, and why. */
+};
+
+struct sy_jobs_options {
+    const struct dl_spec *spec;
+    uint32_t shard;
+    uint32_t fragment_count; /* Of the shard. */
+    uint32_t threads;
+    struct sy_store *store; /* NULL: nothing is durable. */
+};
+
+DL_MUST_CHECK enum dl_rc sy_jobs_new(const struct sy_jobs_options *options, struct sy_jobs **out, struct dl_err *err);
+/* Allocates parameters and state for a layout (borrowed for the life of `jobs`, or until the next call). Only while no
+ * job is under way. */
+DL_MUST_CHECK enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layout, struct dl_err *err);
+/* Before sy_jobs_start: reads a fragment's last committed version from the store and encodes it. DL_ENOTFOUND: none.
+ * `damage` as in sy_store_load. */
+DL_MUST_CHECK enum dl_rc sy_jobs_restore(struct sy_jobs *jobs, uint32_t local, struct sy_blob **blob, char *damage,
+                                         struct dl_err *err);
+/* Starts the thread; `wake(context)` is called from it whenever a result was posted. */
+DL_MUST_CHECK enum dl_rc sy_jobs_start(struct sy_jobs *jobs, void (*wake)(void *context), void *context,
+                                       struct dl_err *err);
+
+/* A zeroed job with room for `inputs`, the caller's until submitted. NULL: no memory. */
+struct sy_job *sy_job_new(uint32_t inputs);
+void sy_job_free(struct sy_job *job);
+void sy_jobs_submit(struct sy_jobs *jobs, struct sy_job *job);
+
+/* The oldest report, or NULL. A SY_JOB_DELAYED report is a copy without inputs; the job itself follows once it is done.
+ * The caller frees. */
+struct sy_job *sy_jobs_result(struct sy_jobs *jobs);
+
+/* Ends the thread after the job under way (not its retries), drops the rest, frees everything. NULL is fine. */
+void sy_jobs_stop(struct sy_jobs *jobs);
+
+#endif

@@ -1,0 +1,363 @@
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/codec.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "syncer/server/internal.h"
+
+/* --- pushes and their memory ----------------------------------------------------------------------------------------
+ */
+
+struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *conn,
+                                    const struct dl_wire_push *announced)
+{
+    const struct dl_fragment *fragment = &server->layout->fragments[announced->fragment];
+    if (announced->bytes > server->push_bytes_max || server->push_bytes > server->push_bytes_max - announced->bytes) {
+        return NULL;
+    }
+    struct sy_incoming *push = calloc(1, sizeof *push);
+    uint8_t *encoded = aligned_alloc(64, (announced->bytes + 63) & ~UINT64_C(63));
+    double *squares = calloc(fragment->slice_count, sizeof *squares);
+    if (push == NULL || encoded == NULL || squares == NULL) {
+        free(push);
+        free(encoded);
+        free(squares);
+        return NULL;
+    }
+    struct sy_held_fragment *state = &server->fragments[sy_local_index(server, announced->fragment)];
+    *push = (struct sy_incoming){.next = state->pushes,
+                                 .round = announced->round,
+                                 .fragment = announced->fragment,
+                                 .member = conn->member,
+                                 .admission = conn->admission,
+                                 .nonce = conn->nonce,
+                                 .base_version = announced->base_version,
+                                 .codec = (enum dl_codec)announced->codec,
+                                 .intact = true,
+                                 .begun_ns = server->now_ns,
+                                 .bytes = announced->bytes,
+                                 .encoded = encoded,
+                                 .slice_squares = squares};
+    snprintf(push->uid, sizeof push->uid, "%s", conn->uid);
+    state->pushes = push;
+    server->push_bytes += push->bytes;
+    server->push_bytes_peak = DL_MAX(server->push_bytes_peak, server->push_bytes);
+    return push;
+}
+
+void sy_incoming_drop(struct sy_server *server, struct sy_incoming *push)
+{
+    struct sy_held_fragment *state = &server->fragments[sy_local_index(server, push->fragment)];
+    struct sy_conn *conn = sy_conn_of_member(server, push->member);
+    if (conn != NULL && conn->admission == push->admission) {
+        sy_conn_forget_push(conn, push);
+    }
+    for (struct sy_incoming **at = &state->pushes; *at != NULL; at = &(*at)->next) {
+        if (*at == push) {
+            *at = push->next;
+            break;
+        }
+    }
+    server->push_bytes -= push->bytes;
+    free(push->encoded);
+    free(push->slice_squares);
+    free(push);
+}
+
+/* Blocks never straddle slices, so a chunk's blocks fall into slices one after the other. */
+void sy_incoming_measure(const struct sy_server *server, struct sy_incoming *push, uint64_t offset, uint32_t bytes)
+{
+    const struct dl_layout *layout = server->layout;
+    const struct dl_fragment *fragment = &layout->fragments[push->fragment];
+    size_t block_bytes = dl_codec_block_bytes(push->codec);
+    uint64_t block = offset / block_bytes;
+    uint64_t end = block + bytes / block_bytes;
+    for (uint32_t i = 0; i < fragment->slice_count && block < end; i++) {
+        const struct dl_slice *slice = &layout->slices[fragment->first_slice + i];
+        uint64_t slice_end = slice->fragment_offset / DL_BLOCK + (slice->count + DL_BLOCK - 1) / DL_BLOCK;
+        if (block >= slice_end) {
+            continue;
+        }
+        uint64_t until = DL_MIN(end, slice_end);
+        push->slice_squares[i] = dl_codec_sum_squares(push->codec, push->encoded + block * block_bytes, until - block,
+                                                      push->slice_squares[i]);
+        block = until;
+    }
+}
+
+double sy_incoming_norm(const struct sy_server *server, const struct sy_incoming *push)
+{
+    return sy_merge_norm(push->slice_squares, server->layout->fragments[push->fragment].slice_count);
+}
+
+static struct sy_incoming *find_push(const struct sy_server *server, uint32_t fragment, uint64_t round, uint32_t member,
+                                     uint64_t admission)
+{
+    struct sy_incoming *push = server->fragments[sy_local_index(server, fragment)].pushes;
+    while (push != NULL &&
+           !(push->round == round && push->member == member && (admission == 0 || push->admission == admission))) {
+        push = push->next;
+    }
+    return push;
+}
+
+/* --- jobs -----------------------------------------------------------------------------------------------------------
+ */
+
+static void describe_input(struct sy_job_input *input, struct sy_incoming *push)
+{
+    push->in_job = true;
+    input->codec = push->codec;
+    input->encoded = push->encoded;
+    input->slice_squares = push->slice_squares;
+    input->who.admission = push->admission;
+    input->who.nonce = push->nonce;
+    input->who.base_version = push->base_version;
+    snprintf(input->who.uid, sizeof input->who.uid, "%s", push->uid);
+}
+
+static struct sy_job *begin_job(struct sy_server *server, const struct sy_action *action, uint32_t inputs)
+{
+    struct sy_job *job = sy_job_new(inputs);
+    if (job == NULL) {
+        dl_err_set(&server->fatal, DL_ENOMEM, "merging fragment %u: no memory", action->fragment);
+        return NULL;
+    }
+    job->local = sy_local_index(server, action->fragment);
+    job->fragment = action->fragment;
+    job->round = action->round;
+    job->version = action->version;
+    return job;
+}
+
+/* What the core will have counted once the job is committed, and tokens of the job alone. */
+static double tokens_of(const struct sy_server *server, const struct sy_job *job)
+{
+    double tokens = 0;
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        tokens += (double)job->inputs[i].who.tokens / server->fragment_count;
+    }
+    return tokens;
+}
+
+static void submit(struct sy_server *server, struct sy_job *job)
+{
+    struct sy_core_view view;
+    sy_core_view(server->core, server->now_ns, &view);
+    server->pending_rounds += job->seed ? 0 : 1;
+    server->pending_tokens += tokens_of(server, job);
+    server->next_round = DL_MAX(server->next_round, job->round + 1);
+    job->totals =
+        (struct sy_store_totals){.next_round = server->next_round,
+                                 .rounds_merged = view.rounds_merged + server->pending_rounds,
+                                 .tokens = view.tokens,
+                                 .tokens_merged = view.tokens_merged + (uint64_t)(server->pending_tokens + 0.5),
+                                 .next_admission = server->next_admission};
+    server->fragments[job->local].busy = true;
+    server->fragments[job->local].closed_ns = server->now_ns;
+    sy_jobs_submit(server->jobs, job);
+}
+
+static void merge(struct sy_server *server, const struct sy_action *action)
+{
+    const struct sy_participant *participants = NULL;
+    uint32_t count = sy_core_participants(server->core, action->fragment, &participants);
+    struct sy_job *job = begin_job(server, action, count);
+    if (job == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct sy_participant *from = &participants[i];
+        struct sy_incoming *push = find_push(server, action->fragment, action->round, from->member, from->admission);
+        if (push == NULL || !push->complete) {
+            dl_err_set(&server->fatal, DL_EINVAL, "fragment %u round %" PRIu64 ": the push of learner %u is not there",
+                       action->fragment, action->round, from->learner);
+            sy_job_free(job);
+            return;
+        }
+        describe_input(&job->inputs[i], push);
+        struct sy_store_participant *who = &job->inputs[i].who;
+        who->learner = from->learner;
+        who->step = from->step;
+        who->steps = from->steps;
+        who->tokens = from->tokens;
+        who->weight = from->weight;
+        who->norm = from->norm;
+    }
+    dl_debug("merging round=%" PRIu64 " fragment=%u version=%" PRIu64 " participants=%u", action->round,
+             action->fragment, action->version, count);
+    submit(server, job);
+}
+
+static void store_seed(struct sy_server *server, const struct sy_action *action)
+{
+    struct sy_incoming *push = find_push(server, action->fragment, action->round, action->member, 0);
+    struct sy_job *job = push == NULL ? NULL : begin_job(server, action, 1);
+    if (job == NULL) {
+        dl_err_set(&server->fatal, DL_EINVAL, "fragment %u: the first state is not there", action->fragment);
+        return;
+    }
+    job->seed = true;
+    job->version = DL_MAX(action->version, 1);
+    describe_input(&job->inputs[0], push);
+    submit(server, job);
+}
+
+/* All pushes of a fragment's round and older ones: merged, or refused since. */
+static void drop_round(struct sy_server *server, uint32_t local, uint64_t round)
+{
+    struct sy_incoming *push = server->fragments[local].pushes;
+    while (push != NULL) {
+        struct sy_incoming *next = push->next;
+        if (push->round <= round) {
+            push->in_job = false;
+            sy_incoming_drop(server, push);
+        }
+        push = next;
+    }
+}
+
+static void take_done(struct sy_server *server, struct sy_job *job)
+{
+    struct sy_held_fragment *state = &server->fragments[job->local];
+    state->busy = false;
+    server->pending_rounds -= job->seed ? 0 : 1;
+    server->pending_tokens -= tokens_of(server, job);
+    sy_blob_drop(state->blob);
+    state->blob = dl_take(job->blob);
+    drop_round(server, job->local, job->round);
+    server->counters.commits++;
+    if (!job->seed) {
+        dl_histogram_add(&server->seconds.collect, (double)(state->closed_ns - state->pull_ns) / 1e9);
+        dl_histogram_add(&server->seconds.merge, (double)job->merge_ns / 1e9);
+        dl_histogram_add(&server->seconds.commit, (double)job->commit_ns / 1e9);
+        dl_histogram_add(&server->seconds.encode, (double)job->encode_ns / 1e9);
+        dl_histogram_add(&server->seconds.total, (double)(server->now_ns - state->pull_ns) / 1e9);
+        server->agreement = job->stats.agreement;
+    }
+    dl_debug("merged round=%" PRIu64 " fragment=%u version=%" PRIu64 " have=%u merge_ms=%.1f commit_ms=%.1f",
+             job->round, job->fragment, job->version, job->input_count, (double)job->merge_ns / 1e6,
+             (double)job->commit_ns / 1e6);
+    if (job->error.rc != DL_OK) {
+        dl_warn("round changed nothing round=%" PRIu64 " fragment=%u error=\"%s\"", job->round, job->fragment,
+                job->error.text);
+    }
+    sy_core_on_committed(server->core, server->now_ns, job->fragment, job->merge_ns, job->commit_ns);
+}
+
+void sy_server_take_results(struct sy_server *server)
+{
+    for (struct sy_job *job = sy_jobs_result(server->jobs); job != NULL; job = sy_jobs_result(server->jobs)) {
+        switch (job->report) {
+        case SY_JOB_DONE: take_done(server, job); break;
+        case SY_JOB_DELAYED:
+            server->counters.commit_failures++;
+            dl_warn("commit delayed fragment=%u version=%" PRIu64 " error=\"%s\"", job->fragment, job->version,
+                    job->error.text);
+            sy_core_on_commit_delayed(server->core, server->now_ns, job->fragment, job->error.text);
+            break;
+        case SY_JOB_FAILED: server->fatal = job->error; break;
+        }
+        sy_job_free(job);
+    }
+}
+
+/* --- actions --------------------------------------------------------------------------------------------------------
+ */
+
+static void broadcast(struct sy_server *server, uint32_t fragment)
+{
+    for (struct sy_conn *conn = server->conns; conn != NULL; conn = conn->next) {
+        sy_conn_want(conn, sy_local_index(server, fragment));
+    }
+}
+
+static void tell_result(struct sy_server *server, const struct sy_action *action, struct sy_conn *conn)
+{
+    const struct dl_wire_result *result = &action->as.result;
+    struct sy_incoming *push = sy_is_ours(server, result->fragment)
+                                   ? find_push(server, result->fragment, result->round, action->member, 0)
+                                   : NULL;
+    if (result->verdict != DL_VERDICT_ACCEPTED) {
+        dl_debug("push not merged learner=%d round=%" PRIu64 " fragment=%u verdict=%s",
+                 conn == NULL ? -1 : (int)conn->learner, result->round, result->fragment,
+                 dl_verdict_name((enum dl_verdict)result->verdict));
+        /* Of the verdicts on an announcement none concerns a push that is held: its learner may have sent another. */
+        bool is_held = result->verdict == DL_VERDICT_CHECKSUM || result->verdict == DL_VERDICT_NOT_FINITE ||
+                       result->verdict == DL_VERDICT_NORM || result->verdict == DL_VERDICT_BELOW_QUORUM ||
+                       result->verdict == DL_VERDICT_LATE || result->verdict == DL_VERDICT_ABORTED;
+        if (push != NULL && is_held && push->complete && !push->in_job) {
+            sy_incoming_drop(server, push);
+        }
+    }
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_RESULT};
+        message.as.result = *result;
+        sy_conn_send(conn, &message);
+    }
+}
+
+static void send_pull(struct sy_server *server, const struct sy_action *action, struct sy_conn *conn)
+{
+    struct sy_held_fragment *state = &server->fragments[sy_local_index(server, action->as.pull.fragment)];
+    if (state->pull_round != action->as.pull.round) {
+        state->pull_round = action->as.pull.round;
+        state->pull_ns = server->now_ns;
+    }
+    state->pull_seed = (action->as.pull.flags & DL_PULL_SEED) != 0;
+    server->next_round = DL_MAX(server->next_round, action->as.pull.round + 1);
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_PULL};
+        message.as.pull = action->as.pull;
+        sy_conn_send(conn, &message);
+    }
+}
+
+static void send_stop(const struct sy_action *action, struct sy_conn *conn)
+{
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_STOP};
+        message.as.stop = action->as.stop;
+        sy_conn_send_last(conn, &message);
+    }
+}
+
+static void carry_out(struct sy_server *server, const struct sy_action *action)
+{
+    struct sy_conn *conn = sy_conn_of_member(server, action->member);
+    switch (action->type) {
+    case SY_ACT_PULL: send_pull(server, action, conn); break;
+    case SY_ACT_RESULT: tell_result(server, action, conn); break;
+    case SY_ACT_MERGE: merge(server, action); break;
+    case SY_ACT_SEED_STORE: store_seed(server, action); break;
+    case SY_ACT_BROADCAST: broadcast(server, action->fragment); break;
+    case SY_ACT_SEND:
+        if (conn != NULL) {
+            sy_conn_want(conn, sy_local_index(server, action->fragment));
+        }
+        break;
+    case SY_ACT_STOP: send_stop(action, conn); break;
+    case SY_ACT_DISCONNECT:
+        if (conn != NULL) {
+            sy_conn_end(conn, -1, LWS_CLOSE_STATUS_POLICY_VIOLATION, action->text);
+        }
+        break;
+    case SY_ACT_NOTE: dl_log(action->warn ? DL_LOG_WARN : DL_LOG_INFO, "%s", action->text); break;
+    }
+}
+
+void sy_server_actions(struct sy_server *server)
+{
+    static struct sy_action action; /* Network thread only; some hundred bytes that need no clearing each time. */
+    if (server->draining_actions) {
+        return;
+    }
+    server->draining_actions = true;
+    while (sy_core_next_action(server->core, &action)) {
+        carry_out(server, &action);
+    }
+    server->draining_actions = false;
+    sy_server_reschedule(server);
+}

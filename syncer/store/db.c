@@ -1,0 +1,529 @@
+#include <inttypes.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/mem.h"
+#include "syncer/store/internal.h"
+
+#define BUSY_MS 5000
+#define HEX_MAX 17
+
+static const char schema[] =
+    "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS epochs(epoch INTEGER PRIMARY KEY, opened_ns INTEGER NOT NULL, process INTEGER NOT "
+    "NULL);"
+    "CREATE TABLE IF NOT EXISTS layout(id INTEGER PRIMARY KEY CHECK(id = 1), kind INTEGER NOT NULL,"
+    " fragments INTEGER NOT NULL, hash TEXT NOT NULL, tensors BLOB NOT NULL);"
+    "CREATE TABLE IF NOT EXISTS commits(fragment INTEGER NOT NULL, version INTEGER NOT NULL, round INTEGER NOT NULL,"
+    " epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL, hash TEXT NOT NULL, file TEXT NOT NULL, kept INTEGER NOT NULL,"
+    " recovered INTEGER NOT NULL, PRIMARY KEY(fragment, version)) WITHOUT ROWID;"
+    "CREATE INDEX IF NOT EXISTS commits_kept ON commits(file) WHERE kept = 1;"
+    "CREATE TABLE IF NOT EXISTS participants(fragment INTEGER NOT NULL, version INTEGER NOT NULL,"
+    " learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL, nonce TEXT NOT NULL,"
+    " step INTEGER NOT NULL, base_version INTEGER NOT NULL, steps INTEGER NOT NULL, tokens INTEGER NOT NULL,"
+    " weight REAL NOT NULL, norm REAL NOT NULL, PRIMARY KEY(fragment, version, learner, admission)) WITHOUT ROWID;"
+    "CREATE TABLE IF NOT EXISTS totals(id INTEGER PRIMARY KEY CHECK(id = 1), next_round INTEGER NOT NULL,"
+    " rounds_merged INTEGER NOT NULL, tokens INTEGER NOT NULL, tokens_merged INTEGER NOT NULL,"
+    " next_admission INTEGER NOT NULL);"
+    "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL,"
+    " kind TEXT NOT NULL, learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL,"
+    " step INTEGER NOT NULL, text TEXT NOT NULL);";
+
+static enum dl_rc db_fail(struct sy_store *store, const char *what, struct dl_err *err)
+{
+    int code = sqlite3_errcode(store->db);
+    enum dl_rc rc = DL_EIO;
+    if ((code & 0xff) == SQLITE_FULL) {
+        rc = DL_EFULL;
+    } else if ((code & 0xff) == SQLITE_CORRUPT || (code & 0xff) == SQLITE_NOTADB) {
+        rc = DL_ECORRUPT;
+    } else if ((code & 0xff) == SQLITE_NOMEM) {
+        rc = DL_ENOMEM;
+    }
+    return dl_err_set(err, rc, "%s in %s/tape.db: %s", what, store->dir, sqlite3_errmsg(store->db));
+}
+
+static enum dl_rc exec(struct sy_store *store, const char *sql, const char *what, struct dl_err *err)
+{
+    return sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK ? DL_OK : db_fail(store, what, err);
+}
+
+static void finalize(sqlite3_stmt **statement)
+{
+    sqlite3_finalize(*statement);
+}
+#define AUTO_STATEMENT __attribute__((cleanup(finalize))) sqlite3_stmt
+
+static void bind_u64(sqlite3_stmt *statement, int index, uint64_t value)
+{
+    /* Counters stay far below 2^63; hashes, which do not, are stored as text. */
+    sqlite3_bind_int64(statement, index, (sqlite3_int64)value);
+}
+
+static void bind_hex(sqlite3_stmt *statement, int index, uint64_t value)
+{
+    char text[HEX_MAX];
+    snprintf(text, sizeof text, "%016" PRIx64, value);
+    sqlite3_bind_text(statement, index, text, -1, SQLITE_TRANSIENT);
+}
+
+static void bind_text(sqlite3_stmt *statement, int index, const char *text)
+{
+    sqlite3_bind_text(statement, index, text, -1, SQLITE_TRANSIENT);
+}
+
+static uint64_t column_hex(sqlite3_stmt *statement, int column)
+{
+    const char *text = (const char *)sqlite3_column_text(statement, column);
+    return text == NULL ? 0 : strtoull(text, NULL, 16);
+}
+
+static uint64_t column_u64(sqlite3_stmt *statement, int column)
+{
+    return (uint64_t)sqlite3_column_int64(statement, column);
+}
+
+static enum dl_rc prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out, struct dl_err *err)
+{
+    return sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK ? DL_OK
+                                                                          : db_fail(store, "preparing a query", err);
+}
+
+/* Runs a statement that returns no rows, and makes it ready for the next binding. */
+static enum dl_rc run(struct sy_store *store, sqlite3_stmt *statement, const char *what, struct dl_err *err)
+{
+    int code = sqlite3_step(statement);
+    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : db_fail(store, what, err);
+    sqlite3_reset(statement);
+    return rc;
+}
+
+enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err)
+{
+    char path[SY_STORE_PATH_MAX];
+    snprintf(path, sizeof path, "%s/tape.db", store->dir);
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX | SQLITE_OPEN_EXRESCODE;
+    if (sqlite3_open_v2(path, &store->db, flags, vfs) != SQLITE_OK) {
+        return store->db == NULL ? dl_err_set(err, DL_ENOMEM, "opening %s: no memory", path)
+                                 : db_fail(store, "opening the database", err);
+    }
+    sqlite3_busy_timeout(store->db, BUSY_MS);
+    enum dl_rc rc = exec(store, "PRAGMA journal_mode = WAL", "switching to a write-ahead log", err);
+    if (rc == DL_OK) {
+        rc = exec(store, "PRAGMA synchronous = FULL", "setting synchronous", err);
+    }
+    return rc;
+}
+
+static enum dl_rc read_meta(struct sy_store *store, const char *key, char *out, size_t size, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "SELECT value FROM meta WHERE key = ?", &statement, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    bind_text(statement, 1, key);
+    out[0] = '\0';
+    int code = sqlite3_step(statement);
+    if (code == SQLITE_ROW) {
+        snprintf(out, size, "%s", (const char *)sqlite3_column_text(statement, 0));
+    }
+    return code == SQLITE_ROW || code == SQLITE_DONE ? DL_OK : db_fail(store, "reading meta", err);
+}
+
+static enum dl_rc write_meta(struct sy_store *store, const char *key, const char *value, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO meta VALUES(?, ?)", &statement, err);
+    if (rc == DL_OK) {
+        bind_text(statement, 1, key);
+        bind_text(statement, 2, value);
+        rc = run(store, statement, "writing meta", err);
+    }
+    return rc;
+}
+
+/* A folder belongs to one job and shard for good. */
+static enum dl_rc claim(struct sy_store *store, const char *key, const char *ours, struct dl_err *err)
+{
+    char theirs[DL_SPEC_NAME_MAX];
+    enum dl_rc rc = read_meta(store, key, theirs, sizeof theirs, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    if (theirs[0] == '\0') {
+        return write_meta(store, key, ours, err);
+    }
+    return strcmp(theirs, ours) == 0
+               ? DL_OK
+               : dl_err_set(err, DL_EINVAL, "state folder %s belongs to %s %s, not %s: use another folder", store->dir,
+                            key, theirs, ours);
+}
+
+static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
+{
+    char text[24];
+    enum dl_rc rc = read_meta(store, "epoch", text, sizeof text, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    store->epoch = strtoull(text, NULL, 10) + 1;
+    snprintf(text, sizeof text, "%" PRIu64, store->epoch);
+    rc = write_meta(store, "epoch", text, err);
+    AUTO_STATEMENT *statement = NULL;
+    if (rc == DL_OK) {
+        rc = prepare(store, "INSERT INTO epochs VALUES(?, ?, ?)", &statement, err);
+    }
+    if (rc == DL_OK) {
+        bind_u64(statement, 1, store->epoch);
+        sqlite3_bind_int64(statement, 2, dl_wall_ns());
+        sqlite3_bind_int(statement, 3, getpid());
+        rc = run(store, statement, "writing the epoch", err);
+    }
+    return rc;
+}
+
+static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "SELECT kind, fragments, hash, tensors FROM layout", &statement, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    int code = sqlite3_step(statement);
+    if (code == SQLITE_DONE) {
+        return DL_OK;
+    }
+    if (code != SQLITE_ROW) {
+        return db_fail(store, "reading the layout", err);
+    }
+    int bytes = sqlite3_column_bytes(statement, 3);
+    store->tensors = malloc(bytes == 0 ? 1 : (size_t)bytes);
+    if (store->tensors == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "reading the layout: no memory");
+    }
+    memcpy(store->tensors, sqlite3_column_blob(statement, 3), (size_t)bytes);
+    store->layout = (struct sy_store_layout){.kind = (enum dl_layout_kind)sqlite3_column_int(statement, 0),
+                                             .fragments = (uint32_t)sqlite3_column_int(statement, 1),
+                                             .hash = column_hex(statement, 2),
+                                             .tensors = store->tensors,
+                                             .tensors_bytes = (size_t)bytes};
+    store->has_layout = true;
+    store->layout_is_durable = true;
+    return DL_OK;
+}
+
+static enum dl_rc read_totals(struct sy_store *store, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(
+        store, "SELECT next_round, rounds_merged, tokens, tokens_merged, next_admission FROM totals", &statement, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    int code = sqlite3_step(statement);
+    if (code == SQLITE_ROW) {
+        store->totals = (struct sy_store_totals){.next_round = column_u64(statement, 0),
+                                                 .rounds_merged = column_u64(statement, 1),
+                                                 .tokens = column_u64(statement, 2),
+                                                 .tokens_merged = column_u64(statement, 3),
+                                                 .next_admission = column_u64(statement, 4)};
+    } else if (code != SQLITE_DONE) {
+        return db_fail(store, "reading totals", err);
+    }
+    uint64_t first = (store->epoch - 1) * SY_STORE_ADMISSIONS_PER_EPOCH + 1;
+    store->totals.next_admission = DL_MAX(store->totals.next_admission, first);
+    return DL_OK;
+}
+
+static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_err *err)
+{
+    char text[24];
+    enum dl_rc rc = exec(store, schema, "creating tables", err);
+    if (rc == DL_OK) {
+        rc = read_meta(store, "schema", text, sizeof text, err);
+    }
+    if (rc == DL_OK && text[0] == '\0') {
+        snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
+        rc = write_meta(store, "schema", text, err);
+    } else if (rc == DL_OK && strtoull(text, NULL, 10) != SY_STORE_SCHEMA) {
+        rc = dl_err_set(err, DL_EINVAL, "state folder %s has schema %s, this program knows %d", store->dir, text,
+                        SY_STORE_SCHEMA);
+    }
+    if (rc == DL_OK) {
+        rc = claim(store, "job", store->job, err);
+    }
+    if (rc == DL_OK) {
+        snprintf(text, sizeof text, "%" PRIu32, store->shard);
+        rc = claim(store, "shard", text, err);
+    }
+    if (rc == DL_OK) {
+        rc = raise_epoch(store, err);
+    }
+    return rc;
+}
+
+/* Ends a transaction: commits when all went well so far, else rolls back. */
+static enum dl_rc end_transaction(struct sy_store *store, enum dl_rc rc, struct dl_err *err)
+{
+    if (rc == DL_OK) {
+        rc = exec(store, "COMMIT", "committing", err);
+    }
+    if (rc != DL_OK && !sqlite3_get_autocommit(store->db)) {
+        sqlite3_exec(store->db, "ROLLBACK", NULL, NULL, NULL);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
+{
+    enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting", err);
+    if (rc == DL_OK) {
+        rc = end_transaction(store, begin_epoch_in_transaction(store, err), err);
+    }
+    if (rc == DL_OK) {
+        rc = read_layout(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = read_totals(store, err);
+    }
+    return rc;
+}
+
+static enum dl_rc check_epoch(struct sy_store *store, struct dl_err *err)
+{
+    char text[24];
+    enum dl_rc rc = read_meta(store, "epoch", text, sizeof text, err);
+    if (rc == DL_OK && strtoull(text, NULL, 10) != store->epoch) {
+        rc = dl_err_set(err, DL_ECONFLICT,
+                        "state folder %s was opened by a later syncer (epoch %s, ours is %" PRIu64
+                        "): this process must end",
+                        store->dir, text, store->epoch);
+    }
+    return rc;
+}
+
+static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO layout VALUES(1, ?, ?, ?, ?)", &statement, err);
+    if (rc == DL_OK) {
+        sqlite3_bind_int(statement, 1, (int)store->layout.kind);
+        bind_u64(statement, 2, store->layout.fragments);
+        bind_hex(statement, 3, store->layout.hash);
+        sqlite3_bind_blob64(statement, 4, store->layout.tensors, store->layout.tensors_bytes, SQLITE_STATIC);
+        rc = run(store, statement, "writing the layout", err);
+    }
+    return rc;
+}
+
+static enum dl_rc write_participants(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                            &statement, err);
+    for (uint32_t i = 0; rc == DL_OK && i < commit->participant_count; i++) {
+        const struct sy_store_participant *who = &commit->participants[i];
+        bind_u64(statement, 1, commit->fragment);
+        bind_u64(statement, 2, commit->version);
+        bind_u64(statement, 3, who->learner);
+        bind_u64(statement, 4, who->admission);
+        bind_text(statement, 5, who->uid);
+        bind_hex(statement, 6, who->nonce);
+        bind_u64(statement, 7, who->step);
+        bind_u64(statement, 8, who->base_version);
+        bind_u64(statement, 9, who->steps);
+        bind_u64(statement, 10, who->tokens);
+        sqlite3_bind_double(statement, 11, who->weight);
+        sqlite3_bind_double(statement, 12, who->norm);
+        rc = run(store, statement, "writing participants", err);
+    }
+    return rc;
+}
+
+static enum dl_rc write_totals(struct sy_store *store, const struct sy_store_totals *totals, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO totals VALUES(1, ?, ?, ?, ?, ?)", &statement, err);
+    if (rc == DL_OK) {
+        bind_u64(statement, 1, totals->next_round);
+        bind_u64(statement, 2, totals->rounds_merged);
+        bind_u64(statement, 3, totals->tokens);
+        bind_u64(statement, 4, totals->tokens_merged);
+        bind_u64(statement, 5, totals->next_admission);
+        rc = run(store, statement, "writing totals", err);
+    }
+    return rc;
+}
+
+/* Entries below events_writing do not change meanwhile: new ones go behind them. */
+static enum dl_rc write_events(struct sy_store *store, struct dl_err *err)
+{
+    pthread_mutex_lock(&store->events_lock);
+    store->events_writing = store->event_count;
+    pthread_mutex_unlock(&store->events_lock);
+    if (store->events_writing == 0) {
+        return DL_OK;
+    }
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store,
+                            "INSERT INTO events(epoch, wall_ns, kind, learner, admission, uid, step, text)"
+                            " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+                            &statement, err);
+    for (uint32_t i = 0; rc == DL_OK && i < store->events_writing; i++) {
+        const struct sy_store_event *event = &store->events[i];
+        bind_u64(statement, 1, store->epoch);
+        sqlite3_bind_int64(statement, 2, event->wall_ns);
+        bind_text(statement, 3, event->kind);
+        bind_u64(statement, 4, event->learner);
+        bind_u64(statement, 5, event->admission);
+        bind_text(statement, 6, event->uid);
+        bind_u64(statement, 7, event->step);
+        bind_text(statement, 8, event->text);
+        rc = run(store, statement, "writing events", err);
+    }
+    return rc;
+}
+
+/* Files that the new version makes superfluous: no longer named from this transaction on, removed after it. */
+static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store,
+                            "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
+                            " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
+                            " RETURNING file",
+                            &statement, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    bind_u64(statement, 1, fragment);
+    bind_u64(statement, 2, SY_STORE_KEEP);
+    int code = sqlite3_step(statement);
+    while (code == SQLITE_ROW) {
+        if (store->dropped_count < DL_COUNT_OF(store->dropped)) {
+            snprintf(store->dropped[store->dropped_count++], SY_STORE_FILE_MAX, "%s",
+                     (const char *)sqlite3_column_text(statement, 0));
+        }
+        code = sqlite3_step(statement);
+    }
+    return code == SQLITE_DONE ? DL_OK : db_fail(store, "dropping old versions", err);
+}
+
+static void forget_written_events(struct sy_store *store)
+{
+    pthread_mutex_lock(&store->events_lock);
+    store->event_count -= store->events_writing;
+    memmove(store->events, store->events + store->events_writing, store->event_count * sizeof store->events[0]);
+    store->events_writing = 0;
+    pthread_mutex_unlock(&store->events_lock);
+}
+
+static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_store_commit *commit, const char *file,
+                                        uint64_t hash, struct dl_err *err)
+{
+    enum dl_rc rc = check_epoch(store, err);
+    if (rc == DL_OK && !store->layout_is_durable && store->has_layout) {
+        rc = write_layout(store, err);
+    }
+    AUTO_STATEMENT *statement = NULL;
+    if (rc == DL_OK) {
+        rc = prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
+    }
+    if (rc == DL_OK) {
+        bind_u64(statement, 1, commit->fragment);
+        bind_u64(statement, 2, commit->version);
+        bind_u64(statement, 3, commit->round);
+        bind_u64(statement, 4, store->epoch);
+        sqlite3_bind_int64(statement, 5, dl_wall_ns());
+        bind_hex(statement, 6, hash);
+        bind_text(statement, 7, file);
+        sqlite3_bind_int(statement, 8, commit->recovered ? 1 : 0);
+        rc = run(store, statement, "writing the commit", err);
+    }
+    if (rc == DL_OK) {
+        rc = drop_old(store, commit->fragment, err);
+    }
+    if (rc == DL_OK) {
+        rc = write_participants(store, commit, err);
+    }
+    if (rc == DL_OK) {
+        rc = write_totals(store, &commit->totals, err);
+    }
+    if (rc == DL_OK) {
+        rc = write_events(store, err);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commit, const char *file,
+                              uint64_t hash, struct dl_err *err)
+{
+    store->dropped_count = 0;
+    enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
+    if (rc == DL_OK) {
+        rc = end_transaction(store, commit_in_transaction(store, commit, file, hash, err), err);
+    }
+    if (rc == DL_OK) {
+        store->layout_is_durable = store->has_layout;
+        store->totals = commit->totals;
+        forget_written_events(store);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err)
+{
+    enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
+    if (rc == DL_OK) {
+        rc = check_epoch(store, err);
+        rc = end_transaction(store, rc == DL_OK ? write_events(store, err) : rc, err);
+    }
+    if (rc == DL_OK) {
+        forget_written_events(store);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32_t skip, struct sy_store_version *out,
+                               char file[SY_STORE_FILE_MAX], struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc =
+        prepare(store,
+                "SELECT version, round, hash, CASE kept WHEN 1 THEN file ELSE '' END,"
+                " (SELECT count(*) FROM participants p WHERE p.fragment = c.fragment AND p.version = c.version)"
+                " FROM commits c WHERE fragment = ? ORDER BY version DESC LIMIT 1 OFFSET ?",
+                &statement, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    bind_u64(statement, 1, fragment);
+    bind_u64(statement, 2, skip);
+    int code = sqlite3_step(statement);
+    if (code == SQLITE_DONE) {
+        return dl_err_set(err, DL_ENOTFOUND, "fragment %" PRIu32 " has no committed version", fragment);
+    }
+    if (code != SQLITE_ROW) {
+        return db_fail(store, "reading a commit", err);
+    }
+    *out = (struct sy_store_version){.version = column_u64(statement, 0),
+                                     .round = column_u64(statement, 1),
+                                     .hash = column_hex(statement, 2),
+                                     .participants = (uint32_t)sqlite3_column_int(statement, 4)};
+    snprintf(file, SY_STORE_FILE_MAX, "%s", (const char *)sqlite3_column_text(statement, 3));
+    return DL_OK;
+}
+
+bool sy_store_db_names(struct sy_store *store, const char *file)
+{
+    AUTO_STATEMENT *statement = NULL;
+    struct dl_err err;
+    if (prepare(store, "SELECT 1 FROM commits WHERE file = ? AND kept = 1", &statement, &err) != DL_OK) {
+        return true; /* In doubt a file stays. */
+    }
+    bind_text(statement, 1, file);
+    return sqlite3_step(statement) != SQLITE_DONE;
+}

@@ -1,0 +1,80 @@
+/* What the parts of sy_store share: store.c (calls), file.c (fragment files), db.c (SQLite). Not for other folders. */
+#ifndef SY_STORE_INTERNAL_H
+#define SY_STORE_INTERNAL_H
+
+#include <pthread.h>
+#include <sqlite3.h>
+
+#include "syncer/store/store.h"
+
+#define SY_STORE_DIR_MAX 1024 /* Bytes of the folder's path. */
+#define SY_STORE_FILE_MAX 96  /* Bytes of a file's name. */
+#define SY_STORE_PATH_MAX (SY_STORE_DIR_MAX + SY_STORE_FILE_MAX + 8)
+
+struct sy_store_event {
+    int64_t wall_ns;
+    char kind[24];
+    uint32_t learner;
+    uint64_t admission, step;
+    char uid[DL_WIRE_UID_MAX];
+    char text[DL_WIRE_TEXT_MAX];
+};
+
+struct sy_store {
+    pthread_mutex_t lock;        /* Held over a whole commit. */
+    pthread_mutex_t events_lock; /* Only for the events, so that noting one never waits for the disk. */
+    char dir[SY_STORE_DIR_MAX];
+    char job[DL_SPEC_NAME_MAX];
+    uint32_t shard;
+    const struct sy_store_ops *ops;
+    sqlite3 *db;
+    uint64_t epoch;
+    struct sy_store_totals totals;
+    bool has_layout, layout_is_durable;
+    struct sy_store_layout layout;
+    uint8_t *tensors; /* Owns layout.tensors. */
+    _Atomic uint64_t bytes;
+    /* More than one only after a crash between a commit and the removal; what does not fit goes at the next opening. */
+    char dropped[8][SY_STORE_FILE_MAX];
+    uint32_t dropped_count;
+    uint32_t event_count;
+    uint32_t events_writing; /* The first so many are in the transaction under way. */
+    uint64_t events_dropped;
+    struct sy_store_event events[SY_STORE_EVENTS_MAX];
+};
+
+/* --- file.c ----------------------------------------------------------------------------------------------------------
+ */
+
+/* Name of a version's file; the epoch in it keeps a stale process from overwriting its successor's. */
+void sy_store_file_name(char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version, uint64_t epoch);
+DL_MUST_CHECK enum dl_rc sy_store_file_write(struct sy_store *store, const char *name,
+                                             const struct sy_store_commit *commit, uint64_t parameters_hash,
+                                             struct dl_err *err);
+/* DL_ECORRUPT: any checksum, size or field is wrong, or the file is missing or short; the text names it. */
+DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t fragment,
+                                            uint64_t version, void *parameters, uint64_t parameters_bytes, void *state,
+                                            uint64_t state_bytes, struct dl_err *err);
+void sy_store_file_remove(struct sy_store *store, const char *name);
+DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err);
+uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
+
+/* --- db.c ------------------------------------------------------------------------------------------------------------
+ */
+
+DL_MUST_CHECK enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err);
+/* Checks job and shard, raises the epoch, reads layout and totals. */
+DL_MUST_CHECK enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err);
+/* One transaction; store->dropped then holds the files that can go. */
+DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commit,
+                                            const char *file, uint64_t hash, struct dl_err *err);
+/* Writes only the noted events. */
+DL_MUST_CHECK enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err);
+/* The `skip`-th newest commit of a fragment; `file` gets its name ("" when no longer kept). DL_ENOTFOUND. */
+DL_MUST_CHECK enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32_t skip,
+                                             struct sy_store_version *out, char file[SY_STORE_FILE_MAX],
+                                             struct dl_err *err);
+/* Whether the database names `file` as kept. */
+bool sy_store_db_names(struct sy_store *store, const char *file);
+
+#endif

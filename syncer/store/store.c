@@ -1,0 +1,281 @@
+#include "syncer/store/store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/mem.h"
+#include "syncer/store/internal.h"
+
+static enum dl_rc make_dir(const char *dir, struct dl_err *err)
+{
+    if (mkdir(dir, 0750) != 0 && errno != EEXIST) {
+        return dl_err_errno(err, errno == ENOSPC ? DL_EFULL : DL_EIO, errno, "making state folder %s", dir);
+    }
+    return DL_OK;
+}
+
+/* Files that no commit names are leftovers of a write that was interrupted, or of a removal that was. */
+static void sweep(struct sy_store *store)
+{
+    DIR *dir = opendir(store->dir);
+    if (dir == NULL) {
+        return;
+    }
+    for (const struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+        if (strncmp(entry->d_name, "fragment-", 9) != 0 || strlen(entry->d_name) >= SY_STORE_FILE_MAX) {
+            continue;
+        }
+        if (sy_store_db_names(store, entry->d_name)) {
+            store->bytes += sy_store_file_bytes(store, entry->d_name);
+        } else {
+            sy_store_file_remove(store, entry->d_name);
+        }
+    }
+    closedir(dir);
+}
+
+enum dl_rc sy_store_open(const struct sy_store_options *options, struct sy_store **out, struct dl_err *err)
+{
+    if (strlen(options->dir) >= SY_STORE_DIR_MAX) {
+        return dl_err_set(err, DL_EINVAL, "state folder: the path is longer than %d bytes", SY_STORE_DIR_MAX - 1);
+    }
+    enum dl_rc rc = make_dir(options->dir, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    struct sy_store *store = calloc(1, sizeof *store);
+    if (store == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "opening the store: no memory");
+    }
+    pthread_mutex_init(&store->lock, NULL);
+    pthread_mutex_init(&store->events_lock, NULL);
+    snprintf(store->dir, sizeof store->dir, "%s", options->dir);
+    snprintf(store->job, sizeof store->job, "%s", options->job);
+    store->shard = options->shard;
+    store->ops = options->ops != NULL ? options->ops : &sy_store_ops_real;
+    rc = sy_store_db_open(store, options->vfs, err);
+    if (rc == DL_OK) {
+        rc = sy_store_db_begin_epoch(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_sync_dir(store, err);
+    }
+    if (rc != DL_OK) {
+        store->event_count = 0;
+        sy_store_close(store);
+        return rc;
+    }
+    sweep(store);
+    *out = store;
+    return DL_OK;
+}
+
+void sy_store_close(struct sy_store *store)
+{
+    if (store == NULL) {
+        return;
+    }
+    if (store->event_count > 0) {
+        /* The tape's last notes are worth an attempt, and nothing depends on it. */
+        struct dl_err err;
+        enum dl_rc rc = sy_store_db_flush_events(store, &err);
+        (void)rc;
+    }
+    sqlite3_close(store->db);
+    pthread_mutex_destroy(&store->lock);
+    pthread_mutex_destroy(&store->events_lock);
+    free(store->tensors);
+    free(store);
+}
+
+uint64_t sy_store_epoch(const struct sy_store *store)
+{
+    return store->epoch;
+}
+
+void sy_store_get_totals(const struct sy_store *store, struct sy_store_totals *totals)
+{
+    *totals = store->totals;
+}
+
+enum dl_rc sy_store_get_layout(const struct sy_store *store, struct sy_store_layout *out)
+{
+    if (!store->has_layout) {
+        return DL_ENOTFOUND;
+    }
+    *out = store->layout;
+    return DL_OK;
+}
+
+enum dl_rc sy_store_set_layout(struct sy_store *store, const struct sy_store_layout *layout, struct dl_err *err)
+{
+    uint8_t *copy = malloc(layout->tensors_bytes == 0 ? 1 : layout->tensors_bytes);
+    if (copy == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "keeping the layout: no memory");
+    }
+    memcpy(copy, layout->tensors, layout->tensors_bytes);
+    pthread_mutex_lock(&store->lock);
+    free(store->tensors);
+    store->tensors = copy;
+    store->layout = *layout;
+    store->layout.tensors = copy;
+    store->has_layout = true;
+    store->layout_is_durable = false;
+    pthread_mutex_unlock(&store->lock);
+    return DL_OK;
+}
+
+enum dl_rc sy_store_newest(struct sy_store *store, uint32_t fragment, struct sy_store_version *out, struct dl_err *err)
+{
+    char file[SY_STORE_FILE_MAX];
+    pthread_mutex_lock(&store->lock);
+    enum dl_rc rc = sy_store_db_version(store, fragment, 0, out, file, err);
+    pthread_mutex_unlock(&store->lock);
+    return rc;
+}
+
+static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+{
+    char file[SY_STORE_FILE_MAX];
+    sy_store_file_name(file, commit->fragment, commit->version, store->epoch);
+    uint64_t before = sy_store_file_bytes(store, file);
+    uint64_t hash = dl_hash64(commit->parameters, commit->parameters_bytes, 0);
+    enum dl_rc rc = sy_store_file_write(store, file, commit, hash, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    rc = sy_store_db_commit(store, commit, file, hash, err);
+    if (rc != DL_OK) {
+        /* After an I/O error the file stays: should the transaction have reached the disk after all, it names this
+         * file, and a repeat writes the same bytes under the same name. Unnamed, it goes at the next opening. */
+        if (rc == DL_EFULL || rc == DL_ECONFLICT) {
+            sy_store_file_remove(store, file);
+        }
+        return rc;
+    }
+    store->bytes += sy_store_file_bytes(store, file) - before;
+    for (uint32_t i = 0; i < store->dropped_count; i++) {
+        store->bytes -= DL_MIN(store->bytes, sy_store_file_bytes(store, store->dropped[i]));
+        sy_store_file_remove(store, store->dropped[i]);
+    }
+    return DL_OK;
+}
+
+enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+{
+    struct sy_store_version newest = {0};
+    char file[SY_STORE_FILE_MAX];
+    pthread_mutex_lock(&store->lock);
+    enum dl_rc rc = sy_store_db_version(store, commit->fragment, 0, &newest, file, err);
+    if (rc == DL_OK || rc == DL_ENOTFOUND) {
+        rc = commit->version < newest.version
+                 ? dl_err_set(err, DL_EINVAL,
+                              "fragment %" PRIu32 ": version %" PRIu64 " is older than the newest, %" PRIu64,
+                              commit->fragment, commit->version, newest.version)
+                 : commit_locked(store, commit, err);
+    }
+    pthread_mutex_unlock(&store->lock);
+    return rc == DL_OK ? DL_OK
+                       : dl_err_wrap(err, "committing fragment %" PRIu32 " version %" PRIu64, commit->fragment,
+                                     commit->version);
+}
+
+/* The newest file is damaged: the version before it lives on under a new number. */
+static enum dl_rc load_older(struct sy_store *store, uint32_t fragment, void *parameters, uint64_t parameters_bytes,
+                             void *state, uint64_t state_bytes, struct sy_store_version *newest, struct dl_err *err)
+{
+    for (uint32_t skip = 1; skip < SY_STORE_KEEP; skip++) {
+        struct sy_store_version older;
+        char file[SY_STORE_FILE_MAX];
+        struct dl_err fault;
+        enum dl_rc rc = sy_store_db_version(store, fragment, skip, &older, file, &fault);
+        if (rc == DL_OK) {
+            rc = sy_store_file_read(store, file, fragment, older.version, parameters, parameters_bytes, state,
+                                    state_bytes, &fault);
+        }
+        if (rc != DL_OK) {
+            continue;
+        }
+        struct sy_store_commit again = {.fragment = fragment,
+                                        .version = newest->version + 1,
+                                        .round = older.round,
+                                        .parameters = parameters,
+                                        .parameters_bytes = parameters_bytes,
+                                        .state = state,
+                                        .state_bytes = state_bytes,
+                                        .totals = store->totals,
+                                        .recovered = true};
+        rc = commit_locked(store, &again, err);
+        if (rc == DL_OK) {
+            *newest = older;
+            newest->version = again.version;
+            newest->participants = 0;
+        }
+        return rc;
+    }
+    return dl_err_wrap(err,
+                       "no good copy of fragment %" PRIu32 " is left (restore %s from a copy, or start anew with an "
+                       "empty one)",
+                       fragment, store->dir);
+}
+
+static enum dl_rc load_locked(struct sy_store *store, uint32_t fragment, void *parameters, uint64_t parameters_bytes,
+                              void *state, uint64_t state_bytes, struct sy_store_version *out, char *damage,
+                              struct dl_err *err)
+{
+    struct sy_store_version newest;
+    char file[SY_STORE_FILE_MAX];
+    enum dl_rc rc = sy_store_db_version(store, fragment, 0, &newest, file, err);
+    if (rc == DL_OK) {
+        rc = sy_store_file_read(store, file, fragment, newest.version, parameters, parameters_bytes, state, state_bytes,
+                                err);
+    }
+    if (rc == DL_ECORRUPT) {
+        snprintf(damage, DL_ERR_TEXT_MAX, "%s", err->text);
+        rc = load_older(store, fragment, parameters, parameters_bytes, state, state_bytes, &newest, err);
+    }
+    if (rc == DL_OK) {
+        *out = newest;
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment, void *parameters, uint64_t parameters_bytes,
+                         void *state, uint64_t state_bytes, struct sy_store_version *out, char *damage,
+                         struct dl_err *err)
+{
+    damage[0] = '\0';
+    pthread_mutex_lock(&store->lock);
+    enum dl_rc rc = load_locked(store, fragment, parameters, parameters_bytes, state, state_bytes, out, damage, err);
+    pthread_mutex_unlock(&store->lock);
+    return rc;
+}
+
+void sy_store_note(struct sy_store *store, const char *kind, uint32_t learner, uint64_t admission, const char *uid,
+                   uint64_t step, const char *text)
+{
+    pthread_mutex_lock(&store->events_lock);
+    if (store->event_count == SY_STORE_EVENTS_MAX) {
+        store->events_dropped++;
+    } else {
+        struct sy_store_event *event = &store->events[store->event_count++];
+        event->wall_ns = dl_wall_ns();
+        event->learner = learner;
+        event->admission = admission;
+        event->step = step;
+        snprintf(event->kind, sizeof event->kind, "%s", kind);
+        snprintf(event->uid, sizeof event->uid, "%s", uid);
+        snprintf(event->text, sizeof event->text, "%s", text);
+    }
+    pthread_mutex_unlock(&store->events_lock);
+}
+
+uint64_t sy_store_bytes(const struct sy_store *store)
+{
+    return store->bytes;
+}

@@ -1,0 +1,150 @@
+/* sy_store: durable versions of one shard's fragments, and the record of how each came about.
+ *
+ * A folder (`dir`) holds for each commit one file with the new parameters and optimiser state of a fragment, and one
+ * SQLite database (WAL, synchronous=FULL). A commit writes the file under a temporary name, syncs it, renames it, syncs
+ * the folder, and then commits one transaction that names it: what the database names is complete, what it does not
+ * name never happened. The last SY_STORE_KEEP files of a fragment are kept.
+ *
+ * Opening raises the epoch, durably. Every commit checks it, so that a process that was paused cannot commit over its
+ * successor (DL_ECONFLICT: end the process).
+ *
+ * Tables (the beginning of the event tape; hashes are 16 hex digits, 64-bit counters SQLite integers):
+ *     meta(key, value)        schema, job, shard, epoch
+ *     epochs(epoch, opened_ns, process)                              each opening, wall clock
+ *     layout(id = 1, kind, fragments, hash, tensors)                 dl_tensors_encode of the job's tensors
+ *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: XXH3 of the parameters
+ *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm)
+ *     totals(id = 1, next_round, rounds_merged, tokens, tokens_merged, next_admission)
+ *     events(seq, epoch, wall_ns, kind, learner, admission, uid, step, text)   joins, leaves, ...; written with the
+ * next commit
+ *
+ * File: a header of SY_STORE_HEADER_BYTES (little-endian: magic "DLCSTATE", format u32, fragment u32, version u64,
+ * round u64, epoch u64, parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far
+ * u64), parameters, state.
+ *
+ * Any thread: calls are serialised inside. Shell layer: does I/O. */
+#ifndef SY_STORE_STORE_H
+#define SY_STORE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "common/err.h"
+#include "common/layout.h"
+#include "common/wire.h"
+
+#define SY_STORE_SCHEMA 1
+#define SY_STORE_HEADER_BYTES 128
+#define SY_STORE_KEEP 2          /* Versions of a fragment whose files stay. */
+#define SY_STORE_EVENTS_MAX 1024 /* Noted between two commits; more are counted, not kept. */
+/* Admission numbers of one opening start at (epoch - 1) times this, plus 1: they grow over restarts without a write
+ * each. */
+#define SY_STORE_ADMISSIONS_PER_EPOCH UINT64_C(1000000)
+
+struct sy_store; /* Opaque. */
+
+/* The file operations, so that a test can make each of them fail. */
+struct sy_store_ops {
+    int (*open)(const char *path, int flags, mode_t mode);
+    ssize_t (*write)(int fd, const void *bytes, size_t size);
+    ssize_t (*read)(int fd, void *bytes, size_t size);
+    int (*fsync)(int fd);
+    int (*rename)(const char *from, const char *to);
+    int (*unlink)(const char *path);
+};
+extern const struct sy_store_ops sy_store_ops_real;
+
+struct sy_store_options {
+    const char *dir; /* Made when absent (its parent must exist). */
+    const char *job;
+    uint32_t shard;
+    const struct sy_store_ops *ops; /* NULL: the real ones. */
+    const char *vfs;                /* SQLite VFS by name; NULL: the default. */
+};
+
+struct sy_store_totals {
+    uint64_t next_round, rounds_merged, tokens, tokens_merged, next_admission;
+};
+
+struct sy_store_participant {
+    uint32_t learner;
+    uint64_t admission;
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint64_t step, base_version;
+    uint32_t steps;
+    uint64_t tokens;
+    double weight, norm;
+};
+
+struct sy_store_commit {
+    uint32_t fragment;
+    uint64_t version, round;
+    const void *parameters; /* Borrowed for the call. */
+    uint64_t parameters_bytes;
+    const void *state; /* Optimiser state; may be NULL with 0 bytes. */
+    uint64_t state_bytes;
+    const struct sy_store_participant *participants;
+    uint32_t participant_count;
+    struct sy_store_totals totals;
+    bool recovered; /* Content of an older version under a new number, because the newer file was damaged. */
+};
+
+struct sy_store_version { /* What the database says of a fragment's newest commit. */
+    uint64_t version, round;
+    uint64_t hash;
+    uint32_t participants;
+};
+
+struct sy_store_layout { /* Borrowed until the store is closed. */
+    enum dl_layout_kind kind;
+    uint32_t fragments;
+    uint64_t hash;
+    const uint8_t *tensors;
+    size_t tensors_bytes;
+};
+
+/* Opens or creates, and raises the epoch. DL_EINVAL: the folder belongs to another job or shard, or a newer format.
+ * DL_EIO, DL_EFULL, DL_ECORRUPT (the database itself): text names the path. */
+DL_MUST_CHECK enum dl_rc sy_store_open(const struct sy_store_options *options, struct sy_store **out,
+                                       struct dl_err *err);
+/* Writes events still in memory when that is possible. NULL is fine. */
+void sy_store_close(struct sy_store *store);
+
+uint64_t sy_store_epoch(const struct sy_store *store);
+/* Of the last commit; zeros but for next_admission when there was none. */
+void sy_store_get_totals(const struct sy_store *store, struct sy_store_totals *totals);
+
+/* DL_ENOTFOUND when no commit was ever made. */
+DL_MUST_CHECK enum dl_rc sy_store_get_layout(const struct sy_store *store, struct sy_store_layout *out);
+/* Remembers the layout (copied); it becomes durable with the first commit. */
+DL_MUST_CHECK enum dl_rc sy_store_set_layout(struct sy_store *store, const struct sy_store_layout *layout,
+                                             struct dl_err *err);
+
+/* The newest committed version of a fragment. DL_ENOTFOUND: none. */
+DL_MUST_CHECK enum dl_rc sy_store_newest(struct sy_store *store, uint32_t fragment, struct sy_store_version *out,
+                                         struct dl_err *err);
+/* Reads a fragment's newest good version into the caller's arrays, whose sizes must be what was committed. When the
+ * newest file is damaged, its name and fault go to `damage` (DL_ERR_TEXT_MAX bytes, else empty), the version before it
+ * is read, and it is committed again under the newest version + 1, so that one version number never has two contents;
+ * `*out` says which. DL_ENOTFOUND: never committed. DL_ECORRUPT: no kept file is good; the text names the files. */
+DL_MUST_CHECK enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment, void *parameters,
+                                       uint64_t parameters_bytes, void *state, uint64_t state_bytes,
+                                       struct sy_store_version *out, char *damage, struct dl_err *err);
+
+/* Makes a version durable. DL_EFULL (no room) and DL_EIO: nothing happened, the same call may be made again.
+ * DL_ECONFLICT: a later process has opened the store. A commit of the fragment's newest version again is a repeat and
+ * succeeds. */
+DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commit,
+                                         struct dl_err *err);
+
+/* Notes something for the tape, e.g. ("join", 3, 17, uid, step, ""). In memory until the next commit or close. */
+void sy_store_note(struct sy_store *store, const char *kind, uint32_t learner, uint64_t admission, const char *uid,
+                   uint64_t step, const char *text);
+
+/* Bytes of all kept files, for metrics. */
+uint64_t sy_store_bytes(const struct sy_store *store);
+
+#endif

@@ -1,0 +1,660 @@
+/* sy_store: every commit is there in full or not at all, whatever fails when. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sqlite3.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "common/mem.h"
+#include "syncer/store/store.h"
+#include "tests/unit/unit.h"
+
+#define ELEMENTS 1024
+#define STATE_BYTES (ELEMENTS * 4 + 64)
+
+/* --- injected faults: the n-th operation fails, of files and of SQLite's own files alike
+ * ------------------------------ */
+
+static long fail_at;    /* 0: never. */
+static long operations; /* So far. */
+static long injected;
+static int fail_errno;
+
+static bool is_due(void)
+{
+    operations++;
+    bool due = fail_at != 0 && operations >= fail_at; /* From then on everything fails, as on a full or dying disk. */
+    injected += due ? 1 : 0;
+    return due;
+}
+
+static int fault_open(const char *path, int flags, mode_t mode)
+{
+    if ((flags & O_CREAT) != 0 && is_due()) {
+        errno = fail_errno;
+        return -1;
+    }
+    return open(path, flags, mode);
+}
+
+static ssize_t fault_write(int fd, const void *bytes, size_t size)
+{
+    if (is_due()) {
+        /* Some of it reaches the disk all the same. */
+        ssize_t ignored = write(fd, bytes, size / 2);
+        (void)ignored;
+        errno = fail_errno;
+        return -1;
+    }
+    return write(fd, bytes, size);
+}
+
+static int fault_fsync(int fd)
+{
+    if (is_due()) {
+        errno = fail_errno;
+        return -1;
+    }
+    return fsync(fd);
+}
+
+static int fault_rename(const char *from, const char *to)
+{
+    if (is_due()) {
+        errno = fail_errno;
+        return -1;
+    }
+    return rename(from, to);
+}
+
+static const struct sy_store_ops fault_ops = {.open = fault_open,
+                                              .write = fault_write,
+                                              .read = read,
+                                              .fsync = fault_fsync,
+                                              .rename = fault_rename,
+                                              .unlink = unlink};
+
+/* A VFS that passes everything on, and fails writes and syncs when they are due. */
+struct shim_file {
+    sqlite3_file base;
+    sqlite3_file *real;
+};
+
+static sqlite3_vfs shim_vfs;
+static sqlite3_vfs *real_vfs;
+static sqlite3_io_methods shim_methods;
+
+static sqlite3_file *real_of(sqlite3_file *file)
+{
+    return ((struct shim_file *)(void *)file)->real;
+}
+static int shim_code(void)
+{
+    return fail_errno == ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE;
+}
+static int shim_close(sqlite3_file *f)
+{
+    return real_of(f)->pMethods->xClose(real_of(f));
+}
+static int shim_read(sqlite3_file *f, void *to, int size, sqlite3_int64 at)
+{
+    return real_of(f)->pMethods->xRead(real_of(f), to, size, at);
+}
+static int shim_write(sqlite3_file *f, const void *from, int size, sqlite3_int64 at)
+{
+    return is_due() ? shim_code() : real_of(f)->pMethods->xWrite(real_of(f), from, size, at);
+}
+static int shim_truncate(sqlite3_file *f, sqlite3_int64 size)
+{
+    return is_due() ? SQLITE_IOERR_TRUNCATE : real_of(f)->pMethods->xTruncate(real_of(f), size);
+}
+static int shim_sync(sqlite3_file *f, int flags)
+{
+    return is_due() ? SQLITE_IOERR_FSYNC : real_of(f)->pMethods->xSync(real_of(f), flags);
+}
+static int shim_size(sqlite3_file *f, sqlite3_int64 *size)
+{
+    return real_of(f)->pMethods->xFileSize(real_of(f), size);
+}
+static int shim_lock(sqlite3_file *f, int level)
+{
+    return real_of(f)->pMethods->xLock(real_of(f), level);
+}
+static int shim_unlock(sqlite3_file *f, int level)
+{
+    return real_of(f)->pMethods->xUnlock(real_of(f), level);
+}
+static int shim_reserved(sqlite3_file *f, int *out)
+{
+    return real_of(f)->pMethods->xCheckReservedLock(real_of(f), out);
+}
+static int shim_control(sqlite3_file *f, int op, void *arg)
+{
+    return real_of(f)->pMethods->xFileControl(real_of(f), op, arg);
+}
+static int shim_sector(sqlite3_file *f)
+{
+    return real_of(f)->pMethods->xSectorSize(real_of(f));
+}
+static int shim_characteristics(sqlite3_file *f)
+{
+    return real_of(f)->pMethods->xDeviceCharacteristics(real_of(f));
+}
+static int shim_shm_map(sqlite3_file *f, int page, int size, int extend, void volatile **out)
+{
+    return real_of(f)->pMethods->xShmMap(real_of(f), page, size, extend, out);
+}
+static int shim_shm_lock(sqlite3_file *f, int offset, int n, int flags)
+{
+    return real_of(f)->pMethods->xShmLock(real_of(f), offset, n, flags);
+}
+static void shim_shm_barrier(sqlite3_file *f)
+{
+    real_of(f)->pMethods->xShmBarrier(real_of(f));
+}
+static int shim_shm_unmap(sqlite3_file *f, int remove)
+{
+    return real_of(f)->pMethods->xShmUnmap(real_of(f), remove);
+}
+
+static int shim_open(sqlite3_vfs *vfs, const char *name, sqlite3_file *file, int flags, int *out_flags)
+{
+    (void)vfs;
+    struct shim_file *shim = (struct shim_file *)(void *)file;
+    shim->real = (sqlite3_file *)(void *)(shim + 1);
+    shim->base.pMethods = NULL;
+    int code = real_vfs->xOpen(real_vfs, name, shim->real, flags, out_flags);
+    if (code == SQLITE_OK) {
+        shim->base.pMethods = &shim_methods;
+    }
+    return code;
+}
+
+static void install_shim(void)
+{
+    if (real_vfs != NULL) {
+        return;
+    }
+    real_vfs = sqlite3_vfs_find(NULL);
+    shim_vfs = *real_vfs;
+    shim_vfs.zName = "fault";
+    shim_vfs.szOsFile = real_vfs->szOsFile + (int)sizeof(struct shim_file);
+    shim_vfs.xOpen = shim_open;
+    shim_methods = (sqlite3_io_methods){.iVersion = 2,
+                                        .xClose = shim_close,
+                                        .xRead = shim_read,
+                                        .xWrite = shim_write,
+                                        .xTruncate = shim_truncate,
+                                        .xSync = shim_sync,
+                                        .xFileSize = shim_size,
+                                        .xLock = shim_lock,
+                                        .xUnlock = shim_unlock,
+                                        .xCheckReservedLock = shim_reserved,
+                                        .xFileControl = shim_control,
+                                        .xSectorSize = shim_sector,
+                                        .xDeviceCharacteristics = shim_characteristics,
+                                        .xShmMap = shim_shm_map,
+                                        .xShmLock = shim_shm_lock,
+                                        .xShmBarrier = shim_shm_barrier,
+                                        .xShmUnmap = shim_shm_unmap};
+    CU_ASSERT_EQUAL_FATAL(sqlite3_vfs_register(&shim_vfs, 0), SQLITE_OK);
+}
+
+/* --- a store with recognisable content
+ * -------------------------------------------------------------------------------- */
+
+static char dir[64];
+
+static void new_dir(void)
+{
+    snprintf(dir, sizeof dir, "/tmp/diloco-test-store-XXXXXX");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(dir));
+    fail_at = 0;
+    fail_errno = EIO;
+}
+
+static void remove_dir(void)
+{
+    DIR *folder = opendir(dir);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(folder);
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        char path[512];
+        snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+        unlink(path);
+    }
+    closedir(folder);
+    CU_ASSERT_EQUAL(rmdir(dir), 0);
+}
+
+static uint32_t count_files(const char *suffix)
+{
+    uint32_t count = 0;
+    DIR *folder = opendir(dir);
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        size_t length = strlen(entry->d_name);
+        count += length > strlen(suffix) && strncmp(entry->d_name, "fragment-", 9) == 0 &&
+                         strcmp(entry->d_name + length - strlen(suffix), suffix) == 0
+                     ? 1
+                     : 0;
+    }
+    closedir(folder);
+    return count;
+}
+
+static enum dl_rc open_as(struct sy_store **store, const char *job, uint32_t shard, struct dl_err *err)
+{
+    install_shim();
+    struct sy_store_options options = {.dir = dir, .job = job, .shard = shard, .ops = &fault_ops, .vfs = "fault"};
+    return sy_store_open(&options, store, err);
+}
+
+static struct sy_store *reopen(struct sy_store *store)
+{
+    struct dl_err err = {.text = ""};
+    sy_store_close(store);
+    store = NULL;
+    enum dl_rc rc = open_as(&store, "demo", 0, &err);
+    if (rc != DL_OK) {
+        printf("%s\n", err.text);
+    }
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    return store;
+}
+
+static float parameters[ELEMENTS];
+static uint8_t state[STATE_BYTES];
+
+/* What version v of fragment f holds. */
+static void fill(uint32_t fragment, uint64_t version)
+{
+    for (uint32_t i = 0; i < ELEMENTS; i++) {
+        parameters[i] = (float)fragment * 1000.0f + (float)version + (float)i / 4096.0f;
+    }
+    for (uint32_t i = 0; i < STATE_BYTES; i++) {
+        state[i] = (uint8_t)(i * 7 + version + fragment);
+    }
+}
+
+static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t version, struct dl_err *err)
+{
+    static const struct sy_store_participant participants[2] = {
+        {.learner = 0,
+         .admission = 7,
+         .uid = "a",
+         .nonce = UINT64_MAX,
+         .step = 24,
+         .base_version = 1,
+         .steps = 3,
+         .tokens = 96,
+         .weight = 32.0,
+         .norm = 0.5},
+        {.learner = 4,
+         .admission = 9,
+         .uid = "b",
+         .nonce = 3,
+         .step = 30,
+         .base_version = 1,
+         .steps = 4,
+         .tokens = 128,
+         .weight = 32.0,
+         .norm = INFINITY},
+    };
+    fill(fragment, version);
+    struct sy_store_commit what = {.fragment = fragment,
+                                   .version = version,
+                                   .round = version * 10,
+                                   .parameters = parameters,
+                                   .parameters_bytes = sizeof parameters,
+                                   .state = state,
+                                   .state_bytes = sizeof state,
+                                   .participants = participants,
+                                   .participant_count = 2,
+                                   .totals = {.next_round = version * 10 + 1,
+                                              .rounds_merged = version,
+                                              .tokens = version * 1000,
+                                              .tokens_merged = version * 900,
+                                              .next_admission = 10}};
+    return sy_store_commit(store, &what, err);
+}
+
+static void check_holds(struct sy_store *store, uint32_t fragment, uint64_t version)
+{
+    static float got[ELEMENTS];
+    static uint8_t got_state[STATE_BYTES];
+    char damage[DL_ERR_TEXT_MAX];
+    struct sy_store_version found;
+    struct dl_err err = {.text = ""};
+    enum dl_rc rc = sy_store_load(store, fragment, got, sizeof got, got_state, sizeof got_state, &found, damage, &err);
+    if (version == 0) {
+        CU_ASSERT_EQUAL(rc, DL_ENOTFOUND);
+        return;
+    }
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    CU_ASSERT_EQUAL(found.version, version);
+    CU_ASSERT_EQUAL(found.round, version * 10);
+    CU_ASSERT_EQUAL(found.participants, 2);
+    CU_ASSERT_STRING_EQUAL(damage, "");
+    fill(fragment, version);
+    CU_ASSERT_EQUAL(memcmp(got, parameters, sizeof got), 0);
+    CU_ASSERT_EQUAL(memcmp(got_state, state, sizeof got_state), 0);
+}
+
+/* --- tests ----------------------------------------------------------------------------------------------------------
+ */
+
+static void test_restores_what_was_committed(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    CU_ASSERT_EQUAL(sy_store_epoch(store), 1);
+    check_holds(store, 0, 0);
+    static const uint8_t tensors[] = {1, 2, 3, 0, 255};
+    struct sy_store_layout layout = {.kind = DL_LAYOUT_STRIDED,
+                                     .fragments = 2,
+                                     .hash = 0xfedcba9876543210u,
+                                     .tensors = tensors,
+                                     .tensors_bytes = sizeof tensors};
+    CU_ASSERT_EQUAL(sy_store_get_layout(store, &layout), DL_ENOTFOUND);
+    CU_ASSERT_EQUAL_FATAL(sy_store_set_layout(store, &layout, &err), DL_OK);
+    for (uint64_t version = 1; version <= 5; version++) {
+        CU_ASSERT_EQUAL_FATAL(commit(store, 0, version, &err), DL_OK);
+    }
+    CU_ASSERT_EQUAL_FATAL(commit(store, 1, 1, &err), DL_OK);
+    uint64_t bytes = sy_store_bytes(store);
+    CU_ASSERT_EQUAL(bytes, 3 * (SY_STORE_HEADER_BYTES + sizeof parameters + sizeof state));
+    for (int i = 0; i < 2; i++) { /* Twice in a row: the first loop after a resume must leave all as it is. */
+        store = reopen(store);
+        CU_ASSERT_EQUAL(sy_store_epoch(store), 2 + (uint64_t)i);
+        check_holds(store, 0, 5);
+        check_holds(store, 1, 1);
+        check_holds(store, 2, 0);
+        CU_ASSERT_EQUAL(sy_store_bytes(store), bytes);
+    }
+    memset(&layout, 0, sizeof layout);
+    CU_ASSERT_EQUAL_FATAL(sy_store_get_layout(store, &layout), DL_OK);
+    CU_ASSERT_EQUAL(layout.hash, 0xfedcba9876543210u);
+    CU_ASSERT_EQUAL(layout.kind, DL_LAYOUT_STRIDED);
+    CU_ASSERT_EQUAL_FATAL(layout.tensors_bytes, sizeof tensors);
+    CU_ASSERT_EQUAL(memcmp(layout.tensors, tensors, sizeof tensors), 0);
+    struct sy_store_totals totals;
+    sy_store_get_totals(store, &totals);
+    CU_ASSERT_EQUAL(totals.rounds_merged, 1); /* As the last commit, of fragment 1, said. */
+    CU_ASSERT_EQUAL(totals.next_admission, 2 * SY_STORE_ADMISSIONS_PER_EPOCH + 1);
+    sy_store_close(store);
+    remove_dir();
+}
+
+static void test_keeps_two_versions(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    for (uint64_t version = 1; version <= 6; version++) {
+        CU_ASSERT_EQUAL_FATAL(commit(store, 3, version, &err), DL_OK);
+        CU_ASSERT_EQUAL(count_files(".bin"), version < 2 ? 1 : 2);
+    }
+    CU_ASSERT_EQUAL(commit(store, 3, 5, &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(commit(store, 3, 6, &err), DL_OK); /* A repeat. */
+    CU_ASSERT_EQUAL(count_files(".bin"), 2);
+    CU_ASSERT_EQUAL(count_files(".tmp"), 0);
+    check_holds(store, 3, 6);
+    sy_store_close(store);
+    remove_dir();
+}
+
+/* Every write, sync and rename in turn, of files and of SQLite, until none is left to fail: a commit that fails leaves
+ * the last one; the same commit then succeeds, with the process going on and with a new one. */
+static void fail_each_operation(int error, enum dl_rc expected)
+{
+    struct dl_err err;
+    uint32_t failures = 0;
+    uint32_t successes = 0;
+    for (long n = 1; n < 200 && successes < 3; n++) {
+        new_dir();
+        struct sy_store *store = reopen(NULL);
+        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 1, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, &err), DL_OK);
+        fail_errno = error;
+        operations = 0;
+        injected = 0;
+        fail_at = n;
+        enum dl_rc rc = commit(store, 0, 3, &err);
+        fail_at = 0;
+        if (rc == DL_OK) {
+            successes += injected == 0 ? 1 : 0;
+        } else {
+            failures++;
+            CU_ASSERT(injected > 0);
+            CU_ASSERT(rc == expected || (rc == DL_EIO && expected == DL_EFULL));
+            CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "fragment 0 version 3"));
+        }
+        if (n % 2 == 0) { /* The process goes on. */
+            if (rc != DL_OK) {
+                check_holds(store, 0, 2);
+                CU_ASSERT_EQUAL(commit(store, 0, 3, &err), DL_OK);
+            }
+            check_holds(store, 0, 3);
+        } else { /* The process dies here. */
+            store = reopen(store);
+            struct sy_store_version newest;
+            CU_ASSERT_EQUAL_FATAL(sy_store_newest(store, 0, &newest, &err), DL_OK);
+            CU_ASSERT(newest.version == (rc == DL_OK ? 3u : 2u) || newest.version == 3);
+            check_holds(store, 0, newest.version);
+            CU_ASSERT_EQUAL(commit(store, 0, 3, &err), DL_OK);
+            check_holds(store, 0, 3);
+        }
+        store = reopen(store);
+        check_holds(store, 0, 3);
+        CU_ASSERT_EQUAL(count_files(".tmp"), 0);
+        CU_ASSERT_EQUAL(count_files(".bin"), 2);
+        sy_store_close(store);
+        remove_dir();
+    }
+    CU_ASSERT(failures >= 6);
+    CU_ASSERT_EQUAL(successes, 3);
+}
+
+static void test_io_errors(void)
+{
+    fail_each_operation(EIO, DL_EIO);
+}
+
+static void test_full_disk(void)
+{
+    fail_each_operation(ENOSPC, DL_EFULL);
+}
+
+static void test_opening_fails_cleanly(void)
+{
+    uint32_t failures = 0;
+    bool opened = false;
+    for (long n = 1; n < 200 && !opened; n++) {
+        new_dir();
+        struct sy_store *store = NULL;
+        struct dl_err err = {.text = ""};
+        operations = 0;
+        injected = 0;
+        fail_at = n;
+        enum dl_rc rc = open_as(&store, "demo", 0, &err);
+        fail_at = 0;
+        opened = rc == DL_OK && injected == 0;
+        if (rc != DL_OK) {
+            failures++;
+            CU_ASSERT(injected > 0);
+            CU_ASSERT_PTR_NULL(store);
+            CU_ASSERT(err.text[0] != '\0');
+        }
+        store = reopen(store);
+        CU_ASSERT_EQUAL(commit(store, 0, 1, &err), DL_OK);
+        check_holds(store, 0, 1);
+        sy_store_close(store);
+        remove_dir();
+    }
+    CU_ASSERT(opened);
+    CU_ASSERT(failures >= 3);
+}
+
+static void damage_newest(uint32_t fragment, uint64_t version, uint64_t epoch, long offset)
+{
+    char path[256];
+    snprintf(path, sizeof path, "%s/fragment-%03u-v%010llu-e%llu.bin", dir, fragment, (unsigned long long)version,
+             (unsigned long long)epoch);
+    if (offset < 0) {
+        struct stat info;
+        CU_ASSERT_EQUAL_FATAL(stat(path, &info), 0);
+        CU_ASSERT_EQUAL_FATAL(truncate(path, info.st_size + offset), 0);
+        return;
+    }
+    FILE *file = fopen(path, "r+b");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    fseek(file, offset, SEEK_SET);
+    int byte = fgetc(file);
+    fseek(file, offset, SEEK_SET);
+    fputc(byte ^ 0x10, file);
+    fclose(file);
+}
+
+/* The older content lives on under a number that nobody has seen with other content. */
+static void test_damaged_file_falls_back(void)
+{
+    static const long offsets[] = {
+        0, 20, 127, SY_STORE_HEADER_BYTES, SY_STORE_HEADER_BYTES + sizeof parameters + 5, -1, -(long)sizeof state - 10};
+    for (size_t i = 0; i < DL_COUNT_OF(offsets); i++) {
+        new_dir();
+        struct dl_err err;
+        struct sy_store *store = reopen(NULL);
+        for (uint64_t version = 1; version <= 3; version++) {
+            CU_ASSERT_EQUAL_FATAL(commit(store, 0, version, &err), DL_OK);
+        }
+        damage_newest(0, 3, 1, offsets[i]);
+        store = reopen(store);
+        static float got[ELEMENTS];
+        static uint8_t got_state[STATE_BYTES];
+        char damage[DL_ERR_TEXT_MAX];
+        struct sy_store_version found;
+        CU_ASSERT_EQUAL_FATAL(
+            sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err), DL_OK);
+        CU_ASSERT_PTR_NOT_NULL(strstr(damage, "fragment-000-v0000000003-e1.bin"));
+        CU_ASSERT_EQUAL(found.version, 4);
+        CU_ASSERT_EQUAL(found.round, 20);
+        fill(0, 2);
+        CU_ASSERT_EQUAL(memcmp(got, parameters, sizeof got), 0);
+        CU_ASSERT_EQUAL(memcmp(got_state, state, sizeof got_state), 0);
+        store = reopen(store);
+        CU_ASSERT_EQUAL_FATAL(
+            sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err), DL_OK);
+        CU_ASSERT_EQUAL(found.version, 4);
+        CU_ASSERT_STRING_EQUAL(damage, "");
+        sy_store_close(store);
+        remove_dir();
+    }
+}
+
+static void test_nothing_good_is_refused(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    CU_ASSERT_EQUAL_FATAL(commit(store, 0, 1, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, &err), DL_OK);
+    damage_newest(0, 2, 1, 400);
+    damage_newest(0, 1, 1, -1);
+    static float got[ELEMENTS];
+    static uint8_t got_state[STATE_BYTES];
+    char damage[DL_ERR_TEXT_MAX];
+    struct sy_store_version found;
+    CU_ASSERT_EQUAL(sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err),
+                    DL_ECORRUPT);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "no good copy of fragment 0"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "fragment-000-v0000000002-e1.bin"));
+    sy_store_close(store);
+    remove_dir();
+}
+
+/* A syncer that was paused finds that it has a successor. */
+static void test_stale_process_is_fenced(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *old = reopen(NULL);
+    CU_ASSERT_EQUAL_FATAL(commit(old, 0, 1, &err), DL_OK);
+    struct sy_store *new = reopen(NULL);
+    CU_ASSERT_EQUAL(sy_store_epoch(new), 2);
+    CU_ASSERT_EQUAL(commit(old, 0, 2, &err), DL_ECONFLICT);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "later syncer"));
+    check_holds(new, 0, 1);
+    CU_ASSERT_EQUAL(commit(new, 0, 2, &err), DL_OK);
+    CU_ASSERT_EQUAL(commit(old, 0, 3, &err), DL_ECONFLICT);
+    sy_store_note(old, "leave", 1, 1, "u", 1, "its notes are not written either");
+    sy_store_close(old);
+    check_holds(new, 0, 2);
+    sy_store_close(new);
+    remove_dir();
+}
+
+static void test_folder_belongs_to_one_shard(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    sy_store_close(store);
+    store = NULL;
+    CU_ASSERT_EQUAL(open_as(&store, "other", 0, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "job demo"));
+    CU_ASSERT_EQUAL(open_as(&store, "demo", 1, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "shard 0"));
+    CU_ASSERT_PTR_NULL(store);
+    remove_dir();
+}
+
+static int count_rows(const char *sql)
+{
+    char path[128];
+    sqlite3 *db = NULL;
+    sqlite3_stmt *statement = NULL;
+    snprintf(path, sizeof path, "%s/tape.db", dir);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_prepare_v2(db, sql, -1, &statement, NULL), SQLITE_OK);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_step(statement), SQLITE_ROW);
+    int count = sqlite3_column_int(statement, 0);
+    sqlite3_finalize(statement);
+    sqlite3_close(db);
+    return count;
+}
+
+static void test_tape(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    for (int i = 0; i < SY_STORE_EVENTS_MAX + 5; i++) { /* Bounded: what does not fit is not kept. */
+        sy_store_note(store, "join", (uint32_t)i, 1, "uid", 0, "");
+    }
+    CU_ASSERT_EQUAL(commit(store, 0, 1, &err), DL_OK);
+    sy_store_note(store, "goodbye", 2, 9, "uid-2", 77, "it's \"over\"");
+    CU_ASSERT_EQUAL(commit(store, 0, 2, &err), DL_OK);
+    sy_store_note(store, "lost", 3, 10, "uid-3", 78, "");
+    sy_store_close(store);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM events"), SY_STORE_EVENTS_MAX + 2);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM events WHERE kind = 'goodbye' AND learner = 2 AND step = 77"
+                               " AND text = 'it''s \"over\"'"),
+                    1);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM commits WHERE fragment = 0 AND length(hash) = 16"), 2);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM participants WHERE nonce = 'ffffffffffffffff' AND tokens = 96"),
+                    2);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM epochs"), 1);
+    remove_dir();
+}
+
+UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_committed},
+          {"keeps two versions", test_keeps_two_versions}, {"io errors", test_io_errors}, {"full disk", test_full_disk},
+          {"opening fails cleanly", test_opening_fails_cleanly},
+          {"damaged file falls back", test_damaged_file_falls_back},
+          {"nothing good is refused", test_nothing_good_is_refused},
+          {"stale process is fenced", test_stale_process_is_fenced},
+          {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape})
