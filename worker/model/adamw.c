@@ -30,6 +30,7 @@ struct wk_adamw {
     double *chunk_squares;
     struct wk_pool *pool;
     uint64_t steps;
+    double set_rate; /* Negative: from the schedule. */
     struct wk_adamw_factors factors; /* Of the step at hand. */
     float plain_keep, decayed_keep;
 };
@@ -84,6 +85,7 @@ enum dl_rc wk_adamw_new(const struct dl_inner_spec *spec, const struct dl_tensor
     adamw->parameters = parameters;
     adamw->gradients = gradients;
     adamw->pool = pool;
+    adamw->set_rate = -1;
     enum dl_rc rc = allocate(adamw, tensors, err);
     if (rc != DL_OK) {
         wk_adamw_free(adamw);
@@ -171,7 +173,7 @@ enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_stats *stats, s
     }
     bool clips = spec->clip_norm > 0 && norm > spec->clip_norm;
     uint64_t step = adamw->steps + 1;
-    double rate = wk_adamw_rate(spec, step);
+    double rate = adamw->set_rate >= 0 ? adamw->set_rate : wk_adamw_rate(spec, step);
     adamw->factors = (struct wk_adamw_factors){
         .clip = clips ? (float)(spec->clip_norm / norm) : 1.0f,
         .beta1 = (float)spec->beta1,
@@ -190,6 +192,11 @@ enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_stats *stats, s
         *stats = (struct wk_adamw_stats){.learning_rate = rate, .gradient_norm = norm, .clipped = clips};
     }
     return DL_OK;
+}
+
+void wk_adamw_set_rate(struct wk_adamw *adamw, double rate)
+{
+    adamw->set_rate = rate;
 }
 
 uint64_t wk_adamw_steps(const struct wk_adamw *adamw)

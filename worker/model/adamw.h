@@ -40,6 +40,10 @@ DL_MUST_CHECK enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_s
  * down to min_learning_rate_ratio * learning_rate at decay_steps, constant from there. Pure. */
 double wk_adamw_rate(const struct dl_inner_spec *spec, uint64_t step);
 
+/* Learning rate of the steps from now on, for a caller that keeps its own place in the schedule; a negative one gives it
+ * back to the count of updates. */
+void wk_adamw_set_rate(struct wk_adamw *adamw, double rate);
+
 /* State, for checkpoints and for a joining peer: arrays in the order of `tensors`, borrowed, writable between steps. */
 uint64_t wk_adamw_steps(const struct wk_adamw *adamw); /* Updates done. */
 void wk_adamw_set_steps(struct wk_adamw *adamw, uint64_t steps);

@@ -1,9 +1,11 @@
+#include "worker/model/memory.h"
+
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "worker/model/model_internal.h"
 
 /* A decimal number from a one-line file; false when there is none ("max"). */
 static bool read_number(const char *path, uint64_t *value)

@@ -7,6 +7,7 @@
 
 #include "worker/model/attention.h"
 #include "worker/model/gemm.h"
+#include "worker/model/memory.h"
 #include "worker/model/model.h"
 #include "worker/model/pool.h"
 
@@ -107,9 +108,6 @@ uint32_t wk_tensor_count_of(const struct wk_dims *dims);
 /* Fills the table and, for each tensor, where in `weights` it stands. */
 void wk_tensor_table(const struct wk_dims *dims, const struct wk_weights *weights, struct dl_tensor *tensors,
                      float **arrays);
-
-/* memory.c: bytes that this process may still allocate, from the machine and its control group. */
-uint64_t wk_memory_available(void);
 
 /* model.c: cosine and sine of position times theta^(-2i / head width), computed in double, [positions][head width / 2].
  */
