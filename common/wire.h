@@ -144,7 +144,7 @@ struct dl_wire_welcome {
     uint64_t tokens;          /* Trained by all so far, and the budget (0: none): for schedules. */
     uint64_t token_budget;
     uint32_t learners;        /* learners.replicas */
-    /* How far the learner may run before the first pull of each of this shard's fragments, as in PULL. */
+    /* How far the learner may run before this shard's first pull, as in PULL. */
     uint32_t pull_within_steps, update_within_steps, wait_ms;
     uint32_t fragment_count;  /* This shard's fragments with their current versions. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
@@ -171,9 +171,9 @@ struct dl_wire_pull {
     uint32_t fragment;
     uint64_t version;  /* Current version: what the push is expected to be based on. */
     uint32_t flags;    /* DL_PULL_* */
-    /* Steps that the learner may take from the push that answers this pull until it must have seen the next pull of the
-     * same fragment, and until it must have applied this round's update, before it waits at a boundary; DL_UNBOUNDED: never
-     * waits (decoupled). A wait ends after wait_ms in any case. A PUSH_NONE asks for no wait. */
+    /* Steps that the learner may take from the push that answers this pull until it must have seen the shard's next pull (of
+     * whichever fragment), and until it must have applied this round's update, before it waits at a boundary; DL_UNBOUNDED:
+     * never waits (decoupled). A wait ends after wait_ms in any case. A PUSH_NONE asks for no wait. */
     uint32_t pull_within_steps, update_within_steps, wait_ms;
 };
 

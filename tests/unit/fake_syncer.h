@@ -318,7 +318,7 @@ static inline bool fake_on_hello(struct fake_conn *conn, const struct dl_wire_he
         }
         if (syncer->version[p] == 0 && conn->role == DL_ROLE_LEARNER) {
             ok = ok && fake_pull(conn, p, DL_PULL_SEED);
-        } else if (syncer->version[p] > theirs) {
+        } else if (syncer->version[p] != theirs && syncer->version[p] > 0) {
             ok = ok && fake_send_update(conn, p);
         }
     }

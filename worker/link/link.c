@@ -322,7 +322,7 @@ static const char *check_fragment(const struct wk_link *link, uint32_t p)
         return "two updates of one fragment are received at once";
     }
     if (conn->state != WK_CONN_READY && !conn->close_wanted &&
-        (fragment->pulled || fragment->none_due || receiving > 0 || fragment->awaits_pull || fragment->awaits_update)) {
+        (fragment->pulled || fragment->none_due || receiving > 0 || conn->awaits_pull || fragment->awaits_update)) {
         return "something of a lost connection is left";
     }
     if (fragment->push.offset > fragment->push.head.bytes) {

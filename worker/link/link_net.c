@@ -26,7 +26,7 @@ static void forget_connection(struct wk_link *link, uint32_t shard)
     {
         struct wk_fragment *fragment = &link->fragments[p];
         fragment->pulled = fragment->none_due = false;
-        fragment->awaits_pull = fragment->awaits_update = false;
+        fragment->awaits_update = false;
         for (uint32_t i = 0; i < WK_SLOTS; i++) {
             if (fragment->slots[i].state == WK_SLOT_RECEIVING) {
                 fragment->slots[i].state = WK_SLOT_FREE;
@@ -34,23 +34,22 @@ static void forget_connection(struct wk_link *link, uint32_t shard)
         }
         wk_push_drop(&fragment->push, conn, p);
     }
-    conn->placed = conn->hello_sent = conn->meta_due = conn->meta_was_last = false;
+    conn->placed = conn->hello_sent = conn->meta_due = conn->meta_was_last = conn->awaits_pull = false;
     conn->close_wanted = false;
 }
 
 void wk_conn_lose(struct wk_link *link, int64_t now_ns, uint32_t shard, const char *why)
 {
     struct wk_conn *conn = &link->conns[shard];
-    bool was_ready = conn->state == WK_CONN_READY, at_once = conn->retry_at_once;
+    bool was_ready = conn->state == WK_CONN_READY;
     forget_connection(link, shard);
-    conn->retry_at_once = false;
     if (conn->stopped || conn->goodbye_sent || link->leaving || link->outcome.end != WK_END_NONE) {
         wk_conn_move(link, shard, WK_CONN_OVER);
         conn->lost_ns = now_ns;
         return;
     }
     snprintf(link->trouble, sizeof link->trouble, "shard %u: %s", shard, why);
-    int64_t pause_ns = at_once ? 0 : backoff_ns(link, conn->attempts);
+    int64_t pause_ns = backoff_ns(link, conn->attempts);
     if (was_ready) {
         conn->lost_ns = now_ns;
         link->reconnects++;
@@ -162,7 +161,7 @@ static void on_pull(struct wk_link *link, uint32_t shard, const struct dl_wire_p
     fragment->pulled = true;
     fragment->pull = *pull;
     fragment->none_due = false;
-    fragment->awaits_pull = false;
+    link->conns[shard].awaits_pull = false;
     bool busy = push->state != WK_PUSH_NONE;
     if ((pull->flags & DL_PULL_SEED) != 0 && link->prepared && !busy) {
         wk_push_seed(link, pull->fragment);
@@ -197,9 +196,10 @@ static void on_stop(struct wk_link *link, uint32_t shard, const struct dl_wire_s
         wk_end(link, WK_END_FAILED, "the job has failed: %s", stop->text);
         return;
     }
+    conn->awaits_pull = false;
     WK_FOR_SHARD(link, shard, p)
     {
-        link->fragments[p].awaits_pull = link->fragments[p].awaits_update = false;
+        link->fragments[p].awaits_update = false;
     }
 }
 

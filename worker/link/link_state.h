@@ -17,8 +17,7 @@ enum wk_conn_state {
 
 struct wk_conn {
     enum wk_conn_state state;
-    bool close_wanted;  /* The next act is CLOSE. */
-    bool retry_at_once; /* ... and the one after it CONNECT, without a pause. */
+    bool close_wanted; /* The next act is CLOSE. */
     char close_text[DL_WIRE_TEXT_MAX];
     bool hello_sent, goodbye_sent;
     bool meta_due, meta_was_last;
@@ -31,7 +30,9 @@ struct wk_conn {
     int64_t heard_ns, sent_ns;
     uint32_t heartbeat_ms, timeout_ms;
     uint64_t epoch;
-    bool epoch_known;
+    bool awaits_pull; /* Once the link's `step` reaches `pull_by`. */
+    uint64_t pull_by;
+    uint32_t pull_wait_ms;
     uint64_t heartbeats, transfers;
     uint64_t evaluations_sent; /* Of those ever reported. */
     bool placed;               /* A chunk's data is being received to this place. */
@@ -72,9 +73,9 @@ struct wk_fragment {
     struct dl_wire_pull pull;
     bool none_due;
     struct dl_wire_push_none none;
-    bool awaits_pull, awaits_update; /* Once `step` reaches the number below. */
-    uint64_t pull_by, update_by, update_round;
-    uint32_t wait_ms;
+    bool awaits_update; /* Of `update_round`, once the link's `step` reaches `update_by`. */
+    uint64_t update_by, update_round;
+    uint32_t update_wait_ms;
 };
 
 struct wk_note {

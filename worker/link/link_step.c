@@ -225,6 +225,17 @@ static bool next_snapshot(struct wk_link *link, struct wk_step *step)
     return false;
 }
 
+static bool is_pulled(const struct wk_link *link, uint32_t shard)
+{
+    WK_FOR_SHARD(link, shard, p)
+    {
+        if (link->fragments[p].pulled) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
 {
     struct wk_fragment *fragment = &link->fragments[p];
@@ -237,41 +248,53 @@ void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
     push->state = WK_PUSH_READY;
     push->order = ++link->push_order;
     const struct dl_wire_pull *pull = &fragment->pull;
-    fragment->awaits_pull = !fragment->pulled && pull->pull_within_steps != DL_UNBOUNDED;
-    fragment->pull_by = link->step + pull->pull_within_steps;
+    struct wk_conn *conn = &link->conns[wk_shard_of(link, p)];
+    /* A pull that came meanwhile is the next one. */
+    conn->awaits_pull = pull->pull_within_steps != DL_UNBOUNDED && !is_pulled(link, wk_shard_of(link, p));
+    conn->pull_by = link->step + pull->pull_within_steps;
+    conn->pull_wait_ms = DL_MIN(pull->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
     fragment->awaits_update = pull->update_within_steps != DL_UNBOUNDED;
     fragment->update_by = link->step + pull->update_within_steps;
     fragment->update_round = push->head.round;
-    fragment->wait_ms = DL_MIN(pull->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
+    fragment->update_wait_ms = conn->pull_wait_ms;
 }
 
 /* --- waiting ----------------------------------------------------------------------------------------------------- */
 
-/* Whether this boundary must wait, and until when at most. A wait that reached its bound is not taken up again. */
+/* One reason to wait: true while its bound is not reached. A wait that reached its bound is not taken up again. */
+static bool still_waits(struct wk_link *link, int64_t now_ns, uint32_t wait_ms, bool *awaits, int64_t *until_ns)
+{
+    int64_t since_ns = link->waiting_ns >= 0 ? link->waiting_ns : now_ns;
+    int64_t bound_ns = since_ns + (int64_t)wait_ms * WK_NS_PER_MS;
+    if (now_ns >= bound_ns) {
+        *awaits = false;
+        return false;
+    }
+    link->waiting_ns = since_ns;
+    *until_ns = DL_MAX(*until_ns, bound_ns);
+    return true;
+}
+
+/* Whether this boundary must wait, and until when at most. */
 static bool must_wait(struct wk_link *link, int64_t now_ns, int64_t *until_ns)
 {
     *until_ns = -1;
     if (link->leaving) {
         return false;
     }
+    for (uint32_t i = 0; i < link->shards; i++) {
+        struct wk_conn *conn = &link->conns[i];
+        if (conn->awaits_pull && link->step >= conn->pull_by &&
+            !still_waits(link, now_ns, conn->pull_wait_ms, &conn->awaits_pull, until_ns)) {
+            wk_note(link, 0, "waited in vain step=%llu shard=%u for=pull", (unsigned long long)link->step, i);
+        }
+    }
     for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
         struct wk_fragment *fragment = &link->fragments[p];
-        bool for_pull = fragment->awaits_pull && link->step >= fragment->pull_by;
-        bool for_update = fragment->awaits_update && link->step >= fragment->update_by;
-        if (!for_pull && !for_update) {
-            continue;
+        if (fragment->awaits_update && link->step >= fragment->update_by &&
+            !still_waits(link, now_ns, fragment->update_wait_ms, &fragment->awaits_update, until_ns)) {
+            wk_note(link, 0, "waited in vain step=%llu fragment=%u for=update", (unsigned long long)link->step, p);
         }
-        int64_t since_ns = link->waiting_ns >= 0 ? link->waiting_ns : now_ns;
-        int64_t bound_ns = since_ns + (int64_t)fragment->wait_ms * WK_NS_PER_MS;
-        if (now_ns >= bound_ns) {
-            fragment->awaits_pull = fragment->awaits_pull && !for_pull;
-            fragment->awaits_update = fragment->awaits_update && !for_update;
-            wk_note(link, 0, "waited in vain step=%llu fragment=%u for=%s", (unsigned long long)link->step, p,
-                    for_pull ? "pull" : "update");
-            continue;
-        }
-        link->waiting_ns = since_ns;
-        *until_ns = DL_MAX(*until_ns, bound_ns);
     }
     return *until_ns >= 0;
 }

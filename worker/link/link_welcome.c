@@ -47,7 +47,8 @@ static bool take_layout(struct wk_link *link, uint32_t shard, const struct dl_wi
 }
 
 /* A syncer that came back with less than it had told us (its volume was lost) has the last word: what is newer than its
- * own is no longer held, and once we say so, it sends what it has. True when there was any such fragment. */
+ * own counts as not held, so that the update that it sends (its version differs from the one we said we hold), or the
+ * seed that it asks for, is taken. True when there was any such fragment. */
 static bool forget_newer(struct wk_link *link, const struct dl_wire_welcome *welcome)
 {
     bool any = false;
@@ -70,8 +71,7 @@ static bool forget_newer(struct wk_link *link, const struct dl_wire_welcome *wel
     return any;
 }
 
-static void take_settings(struct wk_link *link, struct wk_conn *conn, uint32_t shard,
-                          const struct dl_wire_welcome *welcome)
+static void take_settings(struct wk_link *link, struct wk_conn *conn, const struct dl_wire_welcome *welcome)
 {
     link->compression = (enum dl_codec)welcome->compression;
     link->apply = (enum dl_apply_mode)welcome->apply;
@@ -80,13 +80,9 @@ static void take_settings(struct wk_link *link, struct wk_conn *conn, uint32_t s
     link->learners = welcome->learners;
     conn->heartbeat_ms = welcome->heartbeat_ms;
     conn->timeout_ms = welcome->timeout_ms;
-    WK_FOR_SHARD(link, shard, p)
-    {
-        struct wk_fragment *fragment = &link->fragments[p];
-        fragment->awaits_pull = welcome->pull_within_steps != DL_UNBOUNDED && link->role == DL_ROLE_LEARNER;
-        fragment->pull_by = link->step + welcome->pull_within_steps;
-        fragment->wait_ms = DL_MIN(welcome->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
-    }
+    conn->awaits_pull = welcome->pull_within_steps != DL_UNBOUNDED && link->role == DL_ROLE_LEARNER;
+    conn->pull_by = link->step + welcome->pull_within_steps;
+    conn->pull_wait_ms = DL_MIN(welcome->wait_ms, (uint32_t)WK_WAIT_MS_MAX);
 }
 
 void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_welcome *welcome)
@@ -109,18 +105,14 @@ void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const s
     link->welcomed = true;
     conn->attempts = 0;
     if (forget_newer(link, welcome)) {
-        conn->retry_at_once = true;
         wk_note(link, 2, "shard %u holds older versions than it had told before: taking its state again epoch=%llu",
                 shard, (unsigned long long)welcome->epoch);
-        wk_close(link, shard, "versions are newer than the syncer's: greeting it again");
-        return;
     }
     wk_note(link, 1, "joined shard %u as learner=%u admission=%llu epoch=%llu fragments=%u", shard, welcome->learner,
             (unsigned long long)welcome->admission, (unsigned long long)welcome->epoch, welcome->fragment_count);
-    take_settings(link, conn, shard, welcome);
+    take_settings(link, conn, welcome);
     wk_conn_move(link, shard, WK_CONN_READY);
     conn->epoch = welcome->epoch;
-    conn->epoch_known = true;
     conn->heard_ns = now_ns;
     conn->meta_due = link->joined && link->role == DL_ROLE_LEARNER;
 }
