@@ -36,6 +36,13 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     if (rc != DL_OK) {
         return rc;
     }
+    struct dl_layout *whole = NULL; /* Any layout at all checks names and shapes. */
+    rc = dl_layout_new(config->tensors, config->tensor_count, 1, DL_LAYOUT_BALANCED, &whole, err);
+    if (rc != DL_OK) {
+        dl_err_wrap(err, "join");
+        return rc;
+    }
+    dl_layout_free(whole);
     struct wk_link *link = calloc(1, sizeof *link);
     if (link == NULL) {
         return dl_err_set(err, DL_ENOMEM, "join: no memory for the link's state");
