@@ -1,0 +1,553 @@
+/* RFC 6455 framing of the link, and the assembly of protocol messages from it: every split point, every alignment, and
+ * what a hostile server could send. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "common/rng.h"
+#include "tests/unit/unit.h"
+#include "worker/link/receive.h"
+#include "worker/link/ws.h"
+
+/* --- masks
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void test_masks_equal_the_naive_form_at_every_alignment(void)
+{
+    static const uint8_t key[4] = {0x12, 0xff, 0x00, 0x9a};
+    enum { most = 300, guard = 64 };
+    uint8_t *in = malloc(most + 2 * guard), *out = malloc(most + 2 * guard);
+    for (int i = 0; i < most + 2 * guard; i++) {
+        in[i] = (uint8_t)(i * 31 + 7);
+    }
+    for (size_t offset = 0; offset < 8; offset++) {
+        for (size_t phase = 0; phase < 5; phase++) {
+            for (size_t size = 0; size <= most; size += size < 140 ? 1 : 23) {
+                memset(out, 0xa5, most + 2 * guard);
+                wk_ws_mask(out + guard - offset, in + offset, size, key, phase);
+                for (size_t i = 0; i < size; i++) {
+                    CU_ASSERT_FATAL(out[guard - offset + i] == (in[offset + i] ^ key[(phase + i) % 4]));
+                }
+                CU_ASSERT_FATAL(out[guard - offset - 1] == 0xa5 && out[guard - offset + size] == 0xa5);
+            }
+        }
+    }
+    memcpy(out, in, most);
+    wk_ws_mask(out + 3, out + 3, most - 3, key, 2); /* In place, and back again. */
+    CU_ASSERT(memcmp(out, in, most) != 0);
+    wk_ws_mask(out + 3, out + 3, most - 3, key, 2);
+    CU_ASSERT_EQUAL(memcmp(out, in, most), 0);
+    free(in);
+    free(out);
+}
+
+static void test_frame_heads(void)
+{
+    static const uint8_t key[4] = {1, 2, 3, 4};
+    uint8_t head[WK_WS_HEAD_MAX];
+    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 125, key, head), 6);
+    CU_ASSERT_EQUAL(memcmp(head, "\x82\xfd\1\2\3\4", 6), 0);
+    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_PONG, 126, key, head), 8);
+    CU_ASSERT_EQUAL(memcmp(head, "\x8a\xfe\0\x7e\1\2\3\4", 8), 0);
+    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 65535, key, head), 8);
+    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 65536, key, head), 14);
+    CU_ASSERT_EQUAL(memcmp(head, "\x82\xff\0\0\0\0\0\1\0\0\1\2\3\4", 14), 0);
+}
+
+/* --- frames
+ * ----------------------------------------------------------------------------------------------------------- */
+
+struct script { /* Bytes as a server sends them, and what they should turn into. */
+    uint8_t bytes[400000];
+    size_t size;
+};
+static struct script script;
+
+static void frame(unsigned first, const void *payload, size_t size)
+{
+    uint8_t *at = script.bytes + script.size;
+    size_t head = 2;
+    at[0] = (uint8_t)first;
+    if (size < 126) {
+        at[1] = (uint8_t)size;
+    } else if (size < 65536) {
+        at[1] = 126;
+        at[2] = (uint8_t)(size >> 8);
+        at[3] = (uint8_t)size;
+        head = 4;
+    } else {
+        at[1] = 127;
+        for (int i = 0; i < 8; i++) {
+            at[2 + i] = (uint8_t)((uint64_t)size >> (56 - 8 * i));
+        }
+        head = 10;
+    }
+    memcpy(at + head, payload, size);
+    script.size += head + size;
+}
+
+struct heard {
+    uint8_t data[400000];
+    size_t size;
+    unsigned ends, pings, closes;
+    bool broken;
+    struct dl_err err;
+};
+static struct heard heard;
+
+static void parse(struct wk_ws_parser *parser, const uint8_t *bytes, size_t size)
+{
+    for (;;) {
+        const uint8_t *data = NULL;
+        size_t used = 0, data_bytes = 0;
+        switch (wk_ws_parse(parser, bytes, size, &used, &data, &data_bytes, &heard.err)) {
+        case WK_WS_EVENT_MORE: CU_ASSERT_EQUAL_FATAL(used, size); return;
+        case WK_WS_EVENT_DATA:
+            CU_ASSERT_FATAL(data_bytes > 0 && data >= bytes && data + data_bytes <= bytes + size);
+            memcpy(heard.data + heard.size, data, data_bytes);
+            heard.size += data_bytes;
+            break;
+        case WK_WS_EVENT_END: heard.ends++; break;
+        case WK_WS_EVENT_CONTROL:
+            heard.pings += parser->opcode == WK_WS_PING && parser->control_bytes == 4;
+            heard.closes += parser->opcode == WK_WS_CLOSE;
+            break;
+        case WK_WS_EVENT_BROKEN: heard.broken = true; return;
+        }
+        CU_ASSERT_FATAL(used <= size);
+        bytes += used;
+        size -= used;
+    }
+}
+
+static void listen_anew(struct wk_ws_parser *parser)
+{
+    *parser = (struct wk_ws_parser){0};
+    heard.size = heard.ends = heard.pings = heard.closes = 0;
+    heard.broken = false;
+}
+
+/* Two messages: one whole, one in pieces (an empty one among them) with control frames between; then a close. */
+static void write_script(size_t *payload)
+{
+    static uint8_t bytes[70000];
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (uint8_t)(i * 13 + i / 256);
+    }
+    script.size = 0;
+    frame(0x82, bytes, 130);
+    frame(0x02, bytes + 130, 3);
+    frame(0x89, "ping", 4);
+    frame(0x00, "", 0);
+    frame(0x00, bytes + 133, 200);
+    frame(0x8a, "", 0);
+    frame(0x80, bytes + 333, 5);
+    frame(0x88, "\x03\xe8 bye", 6);
+    *payload = 338;
+    CU_ASSERT(script.size < 500);
+}
+
+static void expect_script(size_t payload)
+{
+    CU_ASSERT_FALSE_FATAL(heard.broken);
+    CU_ASSERT_EQUAL_FATAL(heard.size, payload);
+    CU_ASSERT_EQUAL(heard.ends, 2);
+    CU_ASSERT_EQUAL(heard.pings, 1);
+    CU_ASSERT_EQUAL(heard.closes, 1);
+    for (size_t i = 0; i < payload; i++) {
+        CU_ASSERT_FATAL(heard.data[i] == (uint8_t)(i * 13 + i / 256));
+    }
+}
+
+static void test_parser_at_every_split_point(void)
+{
+    struct wk_ws_parser parser;
+    size_t payload;
+    write_script(&payload);
+    for (size_t split = 0; split <= script.size; split++) {
+        listen_anew(&parser);
+        parse(&parser, script.bytes, split);
+        parse(&parser, script.bytes + split, script.size - split);
+        expect_script(payload);
+    }
+    for (size_t piece = 1; piece < 40; piece++) {
+        listen_anew(&parser);
+        for (size_t at = 0; at < script.size; at += piece) {
+            parse(&parser, script.bytes + at, DL_MIN(piece, script.size - at));
+        }
+        expect_script(payload);
+    }
+}
+
+/* The bulk path: payload that comes next for certain is received elsewhere, and only told to the parser. */
+static void test_payload_received_elsewhere(void)
+{
+    static uint8_t bytes[70000];
+    struct wk_ws_parser parser;
+    script.size = 0;
+    frame(0x02, bytes, 66000);
+    frame(0x80, bytes, 500);
+    frame(0x82, bytes, 10);
+    for (size_t direct = 1; direct < 66000; direct = direct * 3 + 1) {
+        listen_anew(&parser);
+        size_t at = 0, elsewhere = 0;
+        while (at < script.size) {
+            size_t next = (size_t)DL_MIN(wk_ws_payload_next(&parser), (uint64_t)direct);
+            if (next > 0) {
+                wk_ws_skip(&parser, next);
+                elsewhere += next;
+                at += next;
+            }
+            size_t piece = DL_MIN((size_t)7, script.size - at);
+            parse(&parser, script.bytes + at, piece);
+            at += piece;
+        }
+        CU_ASSERT_FALSE(heard.broken);
+        CU_ASSERT_EQUAL(heard.size + elsewhere, 66510);
+        CU_ASSERT_EQUAL(heard.ends, 2);
+    }
+}
+
+static void expect_broken(const char *text)
+{
+    struct wk_ws_parser parser;
+    listen_anew(&parser);
+    parse(&parser, script.bytes, script.size);
+    CU_ASSERT_TRUE(heard.broken);
+    CU_ASSERT_PTR_NOT_NULL(strstr(heard.err.text, text));
+    listen_anew(&parser);
+    for (size_t i = 0; i < script.size && !heard.broken; i++) {
+        parse(&parser, script.bytes + i, 1);
+    }
+    CU_ASSERT_TRUE(heard.broken);
+}
+
+static void raw(const void *bytes, size_t size)
+{
+    memcpy(script.bytes, bytes, size);
+    script.size = size;
+}
+
+static void test_hostile_frames_are_refused(void)
+{
+    static uint8_t bytes[300];
+    raw("\xc2\1x", 3);
+    expect_broken("reserved bits");
+    raw("\x82\x81\1\2\3\4x", 7);
+    expect_broken("masked");
+    raw("\x81\1x", 3);
+    expect_broken("not a binary");
+    raw("\x83\1x", 3);
+    expect_broken("not a binary");
+    raw("\x8b\1x", 3);
+    expect_broken("unknown control");
+    raw("\x80\1x", 3);
+    expect_broken("continuation of nothing");
+    raw("\x09\1x", 3);
+    expect_broken("split or too long");
+    raw("\x88\1x", 3);
+    expect_broken("half a code");
+    raw("\x82\x7e\0\x7d", 4);
+    expect_broken("shortest form");
+    raw("\x82\x7f\0\0\0\0\0\0\xff\xff", 10);
+    expect_broken("shortest form");
+    raw("\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff", 10);
+    expect_broken("shortest form");
+    raw("\x82\x7f\x7f\xff\xff\xff\xff\xff\xff\xff", 10);
+    expect_broken("too long");
+    script.size = 0;
+    frame(0x89, bytes, 126);
+    expect_broken("split or too long");
+    script.size = 0;
+    frame(0x02, bytes, 3);
+    frame(0x82, bytes, 3);
+    expect_broken("begins inside another");
+}
+
+/* Each piece is small, together they would be more than any message: refused before they are taken. */
+static void test_endless_fragments_are_refused(void)
+{
+    static uint8_t bytes[60000];
+    struct wk_ws_parser parser;
+    listen_anew(&parser);
+    size_t taken = 0;
+    for (int i = 0; i < 1000 && !heard.broken; i++) {
+        script.size = 0;
+        frame(i == 0 ? 0x02 : 0x00, bytes, sizeof bytes);
+        heard.size = 0;
+        parse(&parser, script.bytes, script.size);
+        taken += heard.size;
+    }
+    CU_ASSERT_TRUE(heard.broken);
+    CU_ASSERT(taken <= WK_WS_MESSAGE_MAX);
+    CU_ASSERT(taken > WK_WS_MESSAGE_MAX - sizeof bytes);
+}
+
+static void test_random_bytes_never_break_the_parser(void)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, 3, dl_rng_stream("ws", 0, 0));
+    unsigned broken = 0, ends = 0;
+    for (int round = 0; round < 4000; round++) {
+        struct wk_ws_parser parser;
+        listen_anew(&parser);
+        size_t payload;
+        write_script(&payload);
+        for (int i = 0; i < 2; i++) {
+            script.bytes[dl_rng_below(&rng, script.size)] = (uint8_t)dl_rng_u32(&rng);
+        }
+        uint8_t *copy = malloc(script.size); /* Of exactly that size: the address sanitizer sees any read beyond. */
+        memcpy(copy, script.bytes, script.size);
+        parse(&parser, copy, script.size);
+        free(copy);
+        broken += heard.broken;
+        ends += heard.ends;
+    }
+    CU_ASSERT(broken > 100);
+    CU_ASSERT(ends > 100);
+}
+
+/* --- messages
+ * --------------------------------------------------------------------------------------------------------- */
+
+struct owner {
+    uint8_t data[4096];
+    unsigned messages, chunks, damaged, placed;
+    uint64_t transfer, offset;
+    bool skip, refuse;
+};
+static struct owner owner;
+static struct dl_wire_message decoded, sent;
+static struct wk_rx rx;
+
+static enum dl_rc on_message(void *context, const struct dl_wire_message *message, struct dl_err *err)
+{
+    (void)err;
+    struct owner *o = context;
+    o->messages += message->type == DL_WIRE_RESULT && message->as.result.round == 42;
+    return DL_OK;
+}
+
+static enum dl_rc on_place(void *context, uint64_t transfer, uint64_t offset, uint32_t bytes, uint8_t **data,
+                           struct dl_err *err)
+{
+    struct owner *o = context;
+    CU_ASSERT_EQUAL(bytes, 1000);
+    o->placed++;
+    o->transfer = transfer;
+    o->offset = offset;
+    *data = o->skip ? NULL : o->data;
+    return o->refuse ? dl_err_set(err, DL_EPROTO, "refused") : DL_OK;
+}
+
+static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
+{
+    struct owner *o = context;
+    o->chunks += intact;
+    o->damaged += !intact;
+    return intact ? DL_OK : dl_err_set(err, DL_ECORRUPT, "damaged");
+}
+
+/* A RESULT and a CHUNK of 1000 bytes, as payloads of two WebSocket messages. */
+static uint8_t result_bytes[256], chunk_bytes[DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES + 1000];
+static size_t result_size;
+
+static void make_messages(void)
+{
+    sent = (struct dl_wire_message){.type = DL_WIRE_RESULT};
+    sent.as.result = (struct dl_wire_result){42, 3, DL_VERDICT_LATE};
+    CU_ASSERT_EQUAL_FATAL(dl_wire_encode(&sent, result_bytes, sizeof result_bytes, &result_size, NULL), DL_OK);
+    uint8_t *data = chunk_bytes + DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES;
+    for (int i = 0; i < 1000; i++) {
+        data[i] = (uint8_t)(i * 3);
+    }
+    dl_wire_chunk_head(7, 2048, data, 1000, chunk_bytes);
+    memset(&owner, 0, sizeof owner);
+    struct wk_rx_owner callbacks = {.context = &owner, .message = on_message, .place = on_place, .chunk = on_chunk};
+    wk_rx_init(&rx, &callbacks, &decoded);
+}
+
+static void expect_chunk(void)
+{
+    CU_ASSERT_EQUAL(owner.transfer, 7);
+    CU_ASSERT_EQUAL(owner.offset, 2048);
+    for (int i = 0; i < 1000; i++) {
+        CU_ASSERT_FATAL(owner.data[i] == (uint8_t)(i * 3));
+    }
+}
+
+static void test_messages_at_every_split_point(void)
+{
+    struct dl_err err;
+    for (size_t split = 0; split <= sizeof chunk_bytes; split++) {
+        make_messages();
+        size_t first = DL_MIN(split, result_size);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_bytes(&rx, result_bytes, first, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_bytes(&rx, result_bytes + first, result_size - first, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_end(&rx, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_bytes(&rx, chunk_bytes, split, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_bytes(&rx, chunk_bytes + split, sizeof chunk_bytes - split, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_end(&rx, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(owner.messages, 1);
+        CU_ASSERT_EQUAL_FATAL(owner.chunks, 1);
+        CU_ASSERT_EQUAL_FATAL(owner.placed, 1);
+        expect_chunk();
+    }
+}
+
+static void test_chunk_data_is_received_in_place(void)
+{
+    struct dl_err err;
+    enum { head = DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES };
+    for (size_t early = 0; early <= 1000; early += 125) {
+        make_messages();
+        uint8_t *at = NULL;
+        CU_ASSERT_EQUAL(wk_rx_direct(&rx, &at), 0);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_bytes(&rx, chunk_bytes, head + early, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(wk_rx_direct(&rx, &at), 1000 - early);
+        if (early < 1000) {
+            CU_ASSERT_PTR_EQUAL(at, owner.data + early);
+            memcpy(at, chunk_bytes + head + early, 1000 - early);
+            wk_rx_advance(&rx, 1000 - early);
+        }
+        CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_OK);
+        expect_chunk();
+        CU_ASSERT_EQUAL(wk_rx_direct(&rx, &at), 0);
+    }
+}
+
+static void test_skipped_chunks_and_wrong_lengths(void)
+{
+    struct dl_err err;
+    make_messages();
+    owner.skip = true;
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, chunk_bytes, sizeof chunk_bytes, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_OK);
+    CU_ASSERT_EQUAL(owner.chunks + owner.damaged, 0);
+    owner.skip = false;
+    owner.refuse = true;
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, chunk_bytes, sizeof chunk_bytes, &err), DL_EPROTO);
+    make_messages();
+    chunk_bytes[500] ^= 1;
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, chunk_bytes, sizeof chunk_bytes, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_ECORRUPT);
+    CU_ASSERT_EQUAL(owner.damaged, 1);
+    make_messages();
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, result_bytes, result_size - 1, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_EPROTO);
+    make_messages();
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, result_bytes, 10, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_EPROTO);
+    make_messages();
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_EPROTO); /* An empty message. */
+    make_messages();
+    result_bytes[result_size] = 0;
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, result_bytes, result_size + 1, &err), DL_EPROTO);
+    make_messages();
+    result_bytes[result_size - 1] ^= 1;
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, result_bytes, result_size, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_rx_end(&rx, &err), DL_ECORRUPT);
+    make_messages();
+    memcpy(result_bytes + 5, "\1", 1); /* HELLO may be long, but never comes to a learner. */
+    memcpy(result_bytes + 8, "\0\0\x3f\0", 4);
+    CU_ASSERT_EQUAL(wk_rx_bytes(&rx, result_bytes, result_size, &err), DL_EPROTO);
+}
+
+/* --- upgrade
+ * ---------------------------------------------------------------------------------------------------------- */
+
+static const char rfc_key[] = "dGhlIHNhbXBsZSBub25jZQ=="; /* The example of RFC 6455, section 1.3. */
+static const char accepted[] = "HTTP/1.1 101 Switching Protocols\r\n"
+                               "upgrade: WebSocket\r\n"
+                               "CONNECTION: keep-alive, Upgrade\r\n"
+                               "Sec-WebSocket-Accept:   s3pPLMBiTxaQ9kYGzzhZRbK+xOo= \r\n"
+                               "Sec-WebSocket-Protocol: diloco.v1\r\n"
+                               "\r\n\x82\x01x";
+
+static void test_upgrade_request(void)
+{
+    char key[WK_WS_KEY_BYTES], out[1024];
+    wk_ws_key((const uint8_t *)"the sample nonce", key);
+    CU_ASSERT_STRING_EQUAL(key, rfc_key);
+    CU_ASSERT_EQUAL(wk_ws_request("syncer-0.demo", "8080", "s3cret", key, out, sizeof out, NULL), DL_OK);
+    CU_ASSERT_EQUAL(strncmp(out, "GET /v1/connect HTTP/1.1\r\nHost: syncer-0.demo:8080\r\n", 52), 0);
+    CU_ASSERT_PTR_NOT_NULL(strstr(out, "\r\nAuthorization: Bearer s3cret\r\n\r\n"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(out, "\r\nSec-WebSocket-Protocol: diloco.v1\r\n"));
+    CU_ASSERT_EQUAL(wk_ws_request("::1", "1", NULL, key, out, sizeof out, NULL), DL_OK);
+    CU_ASSERT_PTR_NOT_NULL(strstr(out, "Host: [::1]:1\r\n"));
+    CU_ASSERT_PTR_NULL(strstr(out, "Authorization"));
+    CU_ASSERT_EQUAL(wk_ws_request("a", "1", "x\r\nEvil: 1", key, out, sizeof out, NULL), DL_EINVAL);
+    CU_ASSERT_EQUAL(wk_ws_request("a", "1", "x", key, out, 100, NULL), DL_EINVAL);
+}
+
+static enum dl_rc answer(const char *bytes, size_t size, bool closed, struct dl_err *err)
+{
+    size_t used = 0;
+    char *copy = malloc(size + 1); /* Of exactly that size. */
+    memcpy(copy, bytes, size);
+    enum dl_rc rc = wk_ws_response(copy, size, closed, rfc_key, &used, err);
+    CU_ASSERT(rc != DL_OK || used == sizeof accepted - 4);
+    free(copy);
+    return rc;
+}
+
+static void test_upgrade_answer_at_every_length(void)
+{
+    struct dl_err err;
+    for (size_t size = 0; size < sizeof accepted - 1; size++) {
+        enum dl_rc expected = size < sizeof accepted - 4 ? DL_AGAIN : DL_OK;
+        CU_ASSERT_EQUAL_FATAL(answer(accepted, size, false, &err), expected);
+        CU_ASSERT_EQUAL_FATAL(answer(accepted, size, true, &err), expected == DL_AGAIN ? DL_ENET : DL_OK);
+    }
+}
+
+static void expect_answer(const char *text, enum dl_rc rc, const char *says)
+{
+    struct dl_err err = {0};
+    CU_ASSERT_EQUAL(answer(text, strlen(text), true, &err), rc);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, says));
+}
+
+static void test_upgrade_that_is_not_accepted(void)
+{
+    expect_answer("HTTP/1.1 401 Unauthorized\r\nContent-Length: 12\r\n\r\nwrong token\n", DL_EDENIED,
+                  "401: wrong token");
+    expect_answer("HTTP/1.1 403 Forbidden\r\n\r\n", DL_EDENIED, "403 (check");
+    expect_answer("HTTP/1.1 503 Unavailable\r\n\r\nnot yet\nmore", DL_ENET, "503: not yet");
+    expect_answer("HTTP/1.0 200 OK\r\n\r\nhi\x1b[2J", DL_ENET, "200: hi?[2J");
+    expect_answer("HTTP/1.1 1x1 OK\r\n\r\n", DL_EPROTO, "not HTTP");
+    expect_answer("SSH-2.0-OpenSSH_9.2\r\n", DL_EPROTO, "not HTTP");
+    struct dl_err err = {0};
+    const char *half = "HTTP/1.1 401 Unauthorized\r\nContent-Length: 12\r\n\r\nwrong";
+    CU_ASSERT_EQUAL(answer(half, strlen(half), false, &err), DL_AGAIN);
+    static const char *const lines[] = {"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", "WebSocket\r", "Upgrade\r", "diloco.v1",
+                                        "keep-alive"};
+    static const char *const says[] = {"Sec-WebSocket-Accept", "without Upgrade", "without Upgrade", "does not speak",
+                                       "extension"};
+    for (size_t i = 0; i < DL_COUNT_OF(lines); i++) {
+        char text[600];
+        memcpy(text, accepted, sizeof accepted);
+        if (i < 4) {
+            strstr(text, lines[i])[2] ^= 2;
+        } else { /* An extension that nobody asked for. */
+            char *end = strstr(text, "\r\n\r\n");
+            memcpy(end, "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n", 51);
+        }
+        expect_answer(text, DL_EPROTO, says[i]);
+    }
+    char *endless = malloc(WK_WS_RESPONSE_MAX + 10);
+    memset(endless, 'a', WK_WS_RESPONSE_MAX + 10);
+    memcpy(endless, "HTTP/1.1 101", 12);
+    CU_ASSERT_EQUAL(answer(endless, WK_WS_RESPONSE_MAX, false, &err), DL_EPROTO);
+    free(endless);
+}
+
+UNIT_MAIN("ws", {"masks", test_masks_equal_the_naive_form_at_every_alignment}, {"heads", test_frame_heads},
+          {"split points", test_parser_at_every_split_point}, {"payload elsewhere", test_payload_received_elsewhere},
+          {"hostile frames", test_hostile_frames_are_refused},
+          {"endless fragments", test_endless_fragments_are_refused},
+          {"random bytes", test_random_bytes_never_break_the_parser},
+          {"messages split", test_messages_at_every_split_point}, {"in place", test_chunk_data_is_received_in_place},
+          {"wrong lengths", test_skipped_chunks_and_wrong_lengths}, {"upgrade request", test_upgrade_request},
+          {"upgrade answer", test_upgrade_answer_at_every_length},
+          {"upgrade refused", test_upgrade_that_is_not_accepted})
