@@ -3,13 +3,12 @@
  * The trainer's step adds 1 to every parameter, so a fragment of Theta always holds its initial values plus the number
  * of steps merged into it: lost and doubled pushes show as plain numbers. */
 #include <math.h>
-#include <openssl/pem.h>
-#include <openssl/x509v3.h>
 #include <time.h>
 
 #include "common/clock.h"
 #include "common/rng.h"
 #include "tests/unit/fake_syncer.h"
+#include "tests/unit/fake_tls.h"
 #include "tests/unit/unit.h"
 #include "worker/link/diloco.h"
 
@@ -805,59 +804,13 @@ static void test_wrong_arguments(void)
 /* --- TLS
  * -------------------------------------------------------------------------------------------------------------- */
 
-/* A self-signed certificate for `name`, and its key, in files below `folder`. */
-static void make_certificate(const char *folder, const char *stem, const char *name)
-{
-    EVP_PKEY *key = EVP_EC_gen("P-256");
-    X509 *cert = X509_new();
-    X509_set_version(cert, X509_VERSION_3);
-    ASN1_INTEGER_set(X509_get_serialNumber(cert), 1);
-    X509_gmtime_adj(X509_getm_notBefore(cert), -3600);
-    X509_gmtime_adj(X509_getm_notAfter(cert), 3600);
-    X509_set_pubkey(cert, key);
-    X509_NAME_add_entry_by_txt(X509_get_subject_name(cert), "CN", MBSTRING_ASC, (const uint8_t *)"test", -1, -1, 0);
-    X509_set_issuer_name(cert, X509_get_subject_name(cert));
-    X509_EXTENSION *san = X509V3_EXT_conf_nid(NULL, NULL, NID_subject_alt_name, name);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(san);
-    X509_add_ext(cert, san, -1);
-    X509_EXTENSION_free(san);
-    X509_sign(cert, key, EVP_sha256());
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s.pem", folder, stem);
-    FILE *file = fopen(path, "w");
-    PEM_write_X509(file, cert);
-    fclose(file);
-    snprintf(path, sizeof path, "%s/%s.key", folder, stem);
-    file = fopen(path, "w");
-    PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL);
-    fclose(file);
-    X509_free(cert);
-    EVP_PKEY_free(key);
-}
-
-static SSL_CTX *server_tls(const char *folder, const char *stem, bool ask_client)
-{
-    char cert[256], key[256], ca[256];
-    snprintf(cert, sizeof cert, "%s/%s.pem", folder, stem);
-    snprintf(key, sizeof key, "%s/%s.key", folder, stem);
-    snprintf(ca, sizeof ca, "%s/client.pem", folder);
-    SSL_CTX *tls = SSL_CTX_new(TLS_server_method());
-    CU_ASSERT_EQUAL_FATAL(SSL_CTX_use_certificate_chain_file(tls, cert), 1);
-    CU_ASSERT_EQUAL_FATAL(SSL_CTX_use_PrivateKey_file(tls, key, SSL_FILETYPE_PEM), 1);
-    if (ask_client) {
-        CU_ASSERT_EQUAL_FATAL(SSL_CTX_load_verify_locations(tls, ca, NULL), 1);
-        SSL_CTX_set_verify(tls, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
-    }
-    return tls;
-}
-
 static void test_tls(void)
 {
     char folder[] = "/tmp/diloco-tls-XXXXXX";
     CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
-    make_certificate(folder, "server", "IP:127.0.0.1");
-    make_certificate(folder, "other", "DNS:elsewhere.example");
-    make_certificate(folder, "client", "DNS:client.example");
+    fake_certificate(folder, "server", "IP:127.0.0.1");
+    fake_certificate(folder, "other", "DNS:elsewhere.example");
+    fake_certificate(folder, "client", "DNS:client.example");
     char ca[256], other_ca[256], client_cert[256], client_key[256];
     snprintf(ca, sizeof ca, "%s/server.pem", folder);
     snprintf(other_ca, sizeof other_ca, "%s/other.pem", folder);
@@ -865,7 +818,7 @@ static void test_tls(void)
     snprintf(client_key, sizeof client_key, "%s/client.key", folder);
 
     struct fake_syncer *syncer = fake_new(1);
-    syncer->tls = server_tls(folder, "server", true);
+    syncer->tls = fake_server_tls(folder, "server", true);
     SSL_CTX *tls = syncer->tls;
     fake_listen(syncer);
     struct diloco_options options = ANY_LEARNER;
@@ -890,21 +843,16 @@ static void test_tls(void)
     SSL_CTX_free(tls);
 
     syncer = fake_new(1); /* The certificate is trusted, but for another host. */
-    tls = syncer->tls = server_tls(folder, "other", false);
+    tls = syncer->tls = fake_server_tls(folder, "other", false);
     fake_listen(syncer);
     options.ca_file = other_ca;
     options.join_timeout_seconds = 0.5;
     expect_refused(syncer, options, DILOCO_ETIMEOUT, "IP address mismatch");
     fake_free(syncer);
     SSL_CTX_free(tls);
-    static const char *const files[] = {"server", "other", "client"};
-    for (size_t i = 0; i < DL_COUNT_OF(files); i++) {
-        char path[256];
-        snprintf(path, sizeof path, "%s/%s.pem", folder, files[i]);
-        CU_ASSERT_EQUAL(unlink(path), 0);
-        snprintf(path, sizeof path, "%s/%s.key", folder, files[i]);
-        CU_ASSERT_EQUAL(unlink(path), 0);
-    }
+    fake_certificate_remove(folder, "server");
+    fake_certificate_remove(folder, "other");
+    fake_certificate_remove(folder, "client");
     CU_ASSERT_EQUAL(rmdir(folder), 0);
 }
 
