@@ -1,75 +1,121 @@
+/* sy_core, the queue of actions. Bounded, and sized so that it cannot overflow (sy_queue_capacity): the shell empties
+ * it after every event, and an event queues at most
+ *   - for each connected member and fragment a SEND, a PULL, and a RESULT of a push that is decided,
+ *   - for each slot and fragment a RESULT of an older push that is dropped,
+ *   - for each fragment a MERGE or SEED_STORE and a BROADCAST,
+ *   - for each slot a STOP and a DISCONNECT, and
+ *   - SY_CORE_NOTES_MAX notes.
+ * Several commits may come before the queue is emptied; each is of another fragment, since a fragment's next round
+ * merges only after its MERGE was taken, so that the sum above holds over them all. */
 #include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "syncer/core/internal.h"
+#include "syncer/core/state.h"
 
-/* The shell drains the queue after every event. The most that one event can queue: a PULL or SEND for every pair of member
- * and fragment, a BROADCAST and MERGE and RESULTs a fragment, a STOP, DISCONNECT and RESULT a member, notes. */
-bool sy_actions_init(struct sy_core *core)
+size_t sy_queue_capacity(const struct sy_core *core)
 {
-    uint64_t capacity = 2 * (uint64_t)core->fragment_count * core->member_max + 4 * (uint64_t)core->fragment_count +
-                        4 * (uint64_t)core->member_max + 2 * SY_TEXTS_MAX;
-    core->queue_capacity = (uint32_t)capacity;
-    core->queue = calloc(capacity, sizeof *core->queue);
-    core->texts = calloc(SY_TEXTS_MAX, sizeof *core->texts);
-    return core->queue != NULL && core->texts != NULL;
+    size_t connected = (size_t)core->learners_max + SY_CORE_EVALUATORS_MAX;
+    return core->fragments * (3 * connected + core->slots + 2) + 2 * (size_t)core->slots + SY_CORE_NOTES_MAX;
 }
 
-void sy_act(struct sy_core *core, const struct sy_queued *action)
+void sy_queue(struct sy_core *core, const struct sy_queued *action)
 {
-    assert(core->queue_size < core->queue_capacity);
-    uint32_t at = (core->queue_head + core->queue_size) % core->queue_capacity;
-    core->queue[at] = *action;
-    core->queue_size++;
+    assert(core->queue_count < core->queue_capacity);
+    core->queue[(core->queue_first + core->queue_count) % core->queue_capacity] = *action;
+    core->queue_count++;
+    core->queue_peak = core->queue_count > core->queue_peak ? core->queue_count : core->queue_peak;
 }
 
-void sy_act_text(struct sy_core *core, enum sy_action_type type, uint32_t member, bool warn, const char *fmt, ...)
+void sy_queue_result(struct sy_core *core, uint32_t member, uint64_t round, uint32_t fragment, enum dl_verdict verdict)
 {
-    struct sy_queued action = {.type = type, .member = member, .warn = warn, .text = -1};
-    if (core->texts_waiting < SY_TEXTS_MAX) {
-        va_list args;
-        va_start(args, fmt);
-        vsnprintf(core->texts[core->text_next], DL_WIRE_TEXT_MAX, fmt, args);
-        va_end(args);
-        action.text = (int32_t)core->text_next;
-        core->text_next = (core->text_next + 1) % SY_TEXTS_MAX;
-        core->texts_waiting++;
-    } else if (type == SY_ACT_NOTE) {
+    sy_queue(core, &(struct sy_queued){.type = SY_ACT_RESULT,
+                                       .member = member,
+                                       .fragment = fragment,
+                                       .round = round,
+                                       .verdict = (uint8_t)verdict});
+}
+
+void sy_queue_note(struct sy_core *core, bool warn, const char *fmt, ...)
+{
+    if (core->note_count == SY_CORE_NOTES_MAX) {
         core->notes_dropped++;
         return;
     }
-    sy_act(core, &action);
+    struct sy_note *note = &core->notes[(core->note_first + core->note_count++) % SY_CORE_NOTES_MAX];
+    note->warn = warn;
+    va_list args;
+    va_start(args, fmt);
+    int used = vsnprintf(note->text, sizeof note->text, fmt, args);
+    va_end(args);
+    if (core->notes_dropped > 0 && used >= 0 && (size_t)used < sizeof note->text) {
+        snprintf(note->text + used, sizeof note->text - (size_t)used, " notes_dropped=%llu",
+                 (unsigned long long)core->notes_dropped);
+        core->notes_dropped = 0;
+    }
+    sy_queue(core, &(struct sy_queued){.type = SY_ACT_NOTE, .member = SY_NO_MEMBER});
 }
 
-bool sy_core_next_action(struct sy_core *core, struct sy_action *out)
+static void describe_disconnect(const struct sy_core *core, enum sy_leave why, char *text, size_t size)
 {
-    if (core->queue_size == 0) {
+    switch (why) {
+    case SY_LEAVE_LOST:
+        snprintf(text, size, "nothing was heard for %g s (sync.timeoutSeconds)", core->spec->sync.timeout_seconds);
+        break;
+    case SY_LEAVE_SUPERSEDED: snprintf(text, size, "a newer incarnation of this learner has joined"); break;
+    case SY_LEAVE_GOODBYE:
+    case SY_LEAVE_PREEMPTED:
+    case SY_LEAVE_PROTOCOL: snprintf(text, size, "no longer a member"); break;
+    }
+}
+
+bool sy_core_next_action(struct sy_core *core, struct sy_action *action)
+{
+    if (core->queue_count == 0) {
         return false;
     }
-    const struct sy_queued *q = &core->queue[core->queue_head];
-    memset(out, 0, sizeof *out);
-    out->type = q->type;
-    out->member = q->member;
-    out->fragment = q->fragment;
-    out->round = q->round;
-    out->version = q->version;
-    out->warn = q->warn;
-    if (q->text >= 0) {
-        memcpy(out->text, core->texts[q->text], DL_WIRE_TEXT_MAX);
-        core->texts_waiting--;
+    const struct sy_queued *queued = &core->queue[core->queue_first];
+    core->queue_first = (core->queue_first + 1) % core->queue_capacity;
+    core->queue_count--;
+    action->type = (enum sy_action_type)queued->type;
+    action->member = queued->member;
+    action->fragment = queued->fragment;
+    action->round = queued->round;
+    action->version = queued->version;
+    action->warn = false;
+    action->text[0] = 0;
+    switch (action->type) {
+    case SY_ACT_PULL:
+        action->as.pull = (struct dl_wire_pull){.round = queued->round,
+                                                .fragment = queued->fragment,
+                                                .version = queued->version,
+                                                .flags = queued->flags,
+                                                .pull_within_steps = queued->pull_within_steps,
+                                                .update_within_steps = queued->update_within_steps,
+                                                .wait_ms = queued->wait_ms};
+        break;
+    case SY_ACT_RESULT:
+        action->as.result =
+            (struct dl_wire_result){.round = queued->round, .fragment = queued->fragment, .verdict = queued->verdict};
+        break;
+    case SY_ACT_STOP:
+        action->as.stop.result = (uint8_t)core->stop_result;
+        memcpy(action->as.stop.text, core->stop_text, sizeof action->as.stop.text);
+        break;
+    case SY_ACT_DISCONNECT:
+        describe_disconnect(core, (enum sy_leave)queued->why, action->text, sizeof action->text);
+        break;
+    case SY_ACT_NOTE:
+        action->warn = core->notes[core->note_first].warn;
+        memcpy(action->text, core->notes[core->note_first].text, sizeof action->text);
+        core->note_first = (core->note_first + 1) % SY_CORE_NOTES_MAX;
+        core->note_count--;
+        break;
+    case SY_ACT_MERGE:
+    case SY_ACT_SEED_STORE:
+    case SY_ACT_BROADCAST:
+    case SY_ACT_SEND: break;
     }
-    if (q->type == SY_ACT_PULL) {
-        out->as.pull = q->as.pull;
-    } else if (q->type == SY_ACT_RESULT) {
-        out->as.result = q->as.result;
-    } else if (q->type == SY_ACT_STOP) {
-        out->as.stop.result = q->as.stop;
-        memcpy(out->as.stop.text, core->stop_text, DL_WIRE_TEXT_MAX);
-    }
-    core->queue_head = (core->queue_head + 1) % core->queue_capacity;
-    core->queue_size--;
     return true;
 }

@@ -1,100 +1,92 @@
-#include <inttypes.h>
+/* sy_core, the end: every fragment is merged once more, then STOP.
+ *
+ * A round that is under way becomes the fragment's last; an idle fragment gets one more as soon as its quorum has
+ * something to give. At three quarters of finishSeconds what is not there is given up, at finishSeconds it ends
+ * whatever is missing. */
 #include <stdio.h>
-#include <string.h>
 
 #include "common/mem.h"
-#include "syncer/core/internal.h"
+#include "syncer/core/state.h"
 
-static void begin(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text)
+static void end(struct sy_core *core)
 {
-    core->stopping = true;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        struct sy_round *round = &core->rounds[i];
+        if (sy_round_is_open(round)) {
+            sy_round_abandon(core, i, DL_VERDICT_BELOW_QUORUM);
+        }
+    }
+    if (core->seeder != SY_NO_MEMBER) {
+        sy_seed_left(core, core->seeder);
+    }
+    for (uint32_t m = 0; m < core->slots; m++) {
+        if (core->members[m].connected) {
+            sy_queue(core, &(struct sy_queued){.type = SY_ACT_STOP, .member = m});
+        }
+    }
+    core->ended_ns = core->now_ns;
+    core->finish_soft_ns = core->finish_hard_ns = INT64_MAX;
+    sy_phase_move(core, SY_ENDED);
+}
+
+static bool nothing_to_merge(const struct sy_core *core)
+{
+    return !sy_is_seeded(core) || core->connected == 0;
+}
+
+void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const char *text)
+{
+    bool overrides = result == DL_STOP_FAILED && core->stop_result != DL_STOP_FAILED;
+    if (core->phase == SY_ENDED || (core->finishing && !overrides)) {
+        return;
+    }
+    if (core->seeder != SY_NO_MEMBER) {
+        sy_seed_left(core, core->seeder);
+    }
+    core->finishing = true;
     core->stop_result = result;
-    snprintf(core->stop_text, sizeof core->stop_text, "%s", text);
-    core->finish_end_ns = now_ns + sy_ns(core->spec->sync.finish_seconds);
-    sy_act_text(core, SY_ACT_NOTE, SY_NO_MEMBER, false, "finishing: %.200s", text);
-}
-
-static void end(struct sy_core *core, int64_t now_ns)
-{
-    core->ended = true;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        struct sy_round *round = &core->fragments[f].open;
-        for (uint32_t m = 0; round->state == SY_ROUND_PULLING && m < core->member_max; m++) {
-            if (round->parts[m].state == SY_PART_HAVE) {
-                sy_verdict(core, m, sy_global(core, f), round->id, DL_VERDICT_BELOW_QUORUM);
-            }
-        }
-        if (round->state == SY_ROUND_PULLING) {
-            round->state = SY_ROUND_IDLE;
-        }
-    }
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        struct sy_member *member = &core->members[m];
-        if (member->used && member->connected) {
-            member->heard_ns = now_ns;
-            sy_act(core, &(struct sy_queued){.type = SY_ACT_STOP, .member = m, .as.stop = (uint8_t)core->stop_result, .text = -1});
-        }
-    }
-}
-
-void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text)
-{
-    if (core->ended) {
-        return;
-    }
-    if (!core->stopping) {
-        begin(core, now_ns, result, text);
-    }
+    snprintf(core->stop_text, sizeof core->stop_text, "%s", text == NULL ? "" : text);
     if (result == DL_STOP_FAILED) {
-        core->stop_result = result;
-        snprintf(core->stop_text, sizeof core->stop_text, "%s", text);
-        end(core, now_ns);
+        end(core);
         return;
     }
-    sy_finish_step(core, now_ns);
-}
-
-void sy_finish_check(struct sy_core *core, int64_t now_ns)
-{
-    if (core->stopping || core->ended) {
-        return;
-    }
-    char text[DL_WIRE_TEXT_MAX];
-    const struct dl_training_spec *training = &core->spec->training;
-    int64_t deadline = core->spec->active_deadline_seconds;
-    if (core->tokens >= training->token_budget) {
-        snprintf(text, sizeof text, "token budget of %" PRIu64 " reached", training->token_budget);
-        begin(core, now_ns, DL_STOP_SUCCEEDED, text);
-    } else if (training->round_budget > 0 && core->rounds_merged >= training->round_budget) {
-        snprintf(text, sizeof text, "round budget of %" PRIu64 " reached", training->round_budget);
-        begin(core, now_ns, DL_STOP_SUCCEEDED, text);
-    } else if (deadline > 0 && core->first_event_ns != INT64_MIN &&
-               now_ns - core->first_event_ns >= deadline * INT64_C(1000000000)) {
-        snprintf(text, sizeof text, "activeDeadlineSeconds of %" PRId64 " passed", deadline);
-        begin(core, now_ns, DL_STOP_TIMEOUT, text);
+    core->finish_soft_ns = core->now_ns + sy_ns(core->spec->sync.finish_seconds * 0.75);
+    core->finish_hard_ns = core->now_ns + sy_ns(core->spec->sync.finish_seconds);
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        core->rounds[i].final = sy_round_is_open(&core->rounds[i]);
     }
 }
 
-/* Every fragment is merged once more from whoever has trained since its last update; then STOP, after the last BROADCASTs. */
-void sy_finish_step(struct sy_core *core, int64_t now_ns)
+/* Past the soft deadline: a round with its quorum is merged, others are given up. */
+static void hurry(struct sy_core *core, uint32_t local)
 {
-    if (!core->stopping || core->ended) {
-        return;
+    struct sy_round *round = &core->rounds[local];
+    if (round->state == SY_ROUND_GRACE) {
+        sy_round_close(core, local);
     }
-    bool is_over = now_ns >= core->finish_end_ns;
-    bool all_done = true;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        struct sy_fragment_state *fragment = &core->fragments[f];
-        if (fragment->open.state == SY_ROUND_IDLE && !fragment->final_done && fragment->version > 0 && !is_over) {
-            fragment->final_done = true;
-            sy_round_open(core, now_ns, f, 1, false, true);
+    if (round->state == SY_ROUND_PULLING) {
+        sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
+    }
+    round->final_done = round->state == SY_ROUND_IDLE;
+}
+
+void sy_finish_run(struct sy_core *core)
+{
+    bool soft = core->now_ns >= core->finish_soft_ns, hard = core->now_ns >= core->finish_hard_ns;
+    bool done = true;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        struct sy_round *round = &core->rounds[i];
+        if (round->final_done) {
+            continue;
         }
-        /* A commit that is under way is waited for as long again; then the last committed version stands. */
-        bool is_busy = fragment->open.state == SY_ROUND_MERGING &&
-                       now_ns < core->finish_end_ns + sy_ns(core->spec->sync.finish_seconds);
-        all_done = all_done && !is_busy && (is_over || fragment->open.state == SY_ROUND_IDLE);
+        if (soft || nothing_to_merge(core)) {
+            hurry(core, i);
+        } else if (sy_round_is_ready(core, i, core->quorum)) {
+            sy_round_open(core, i, 0);
+        }
+        done = done && round->final_done;
     }
-    if (all_done) {
-        end(core, now_ns);
+    if (done || hard) {
+        end(core);
     }
 }

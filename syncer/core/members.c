@@ -1,349 +1,441 @@
-#include <math.h>
+/* sy_core, members: slots, HELLO, leaving, liveness.
+ *
+ * A slot belongs to an incarnation (uid, nonce) and is kept after it left, so that it finds its counters when it comes
+ * back; the slot of the one that has been away longest is reused when no other is free. A slot whose push waits in an
+ * open round is not reused. */
+#include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "syncer/core/internal.h"
+#include "syncer/core/state.h"
 
-uint32_t sy_live_learners(const struct sy_core *core)
+/* --- leaving
+ * ----------------------------------------------------------------------------------------------------------- */
+
+static void drop_parts(struct sy_core *core, uint32_t m, bool received_too)
+{
+    struct sy_member *member = &core->members[m];
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        struct sy_part *part = &member->parts[i];
+        struct sy_round *round = &core->rounds[i];
+        switch (part->state) {
+        case SY_PART_ASKED:
+            part->state = SY_PART_NONE;
+            round->outstanding--;
+            break;
+        case SY_PART_ANNOUNCED: sy_part_decide(core, i, m, DL_VERDICT_ABORTED, false, SY_PART_NONE); break;
+        case SY_PART_RECEIVED:
+            if (received_too && sy_round_is_open(round)) {
+                sy_part_decide(core, i, m, DL_VERDICT_ABORTED, true, SY_PART_NONE);
+            }
+            break;
+        case SY_PART_DECLINED:
+        case SY_PART_REFUSED: part->state = SY_PART_NONE; break;
+        case SY_PART_NONE: break;
+        }
+    }
+}
+
+/* A complete push stays in its round; what was still on its way is gone. A superseded incarnation's pushes give way to
+ * those of its successor, since a merge takes one push a learner id. */
+void sy_member_leave(struct sy_core *core, uint32_t m, enum sy_leave why)
+{
+    struct sy_member *member = &core->members[m];
+    assert(member->connected);
+    member->connected = false;
+    member->left_why = why;
+    member->left_ns = core->now_ns;
+    core->leaves[why]++;
+    if (member->role == DL_ROLE_LEARNER) {
+        core->connected--;
+        drop_parts(core, m, why == SY_LEAVE_SUPERSEDED);
+        sy_pace_left(core);
+        sy_seed_left(core, m);
+    } else {
+        core->evaluators--;
+    }
+}
+
+void sy_core_on_leave(struct sy_core *core, int64_t now_ns, uint32_t member, enum sy_leave why)
+{
+    sy_event(core, now_ns);
+    assert(member < core->slots);
+    if (core->members[member].connected) {
+        sy_member_leave(core, member, why);
+        sy_settle(core);
+    }
+}
+
+void sy_members_expire(struct sy_core *core)
+{
+    int64_t timeout_ns = sy_ns(core->spec->sync.timeout_seconds);
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        if (member->connected && core->now_ns - member->heard_ns >= timeout_ns) {
+            sy_queue(core, &(struct sy_queued){.type = SY_ACT_DISCONNECT, .member = m, .why = SY_LEAVE_LOST});
+            sy_member_leave(core, m, SY_LEAVE_LOST);
+        }
+    }
+}
+
+uint32_t sy_members_training(const struct sy_core *core)
 {
     uint32_t count = 0;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        count += sy_is_live_learner(&core->members[m]);
+    for (uint32_t m = 0; m < core->slots; m++) {
+        count += sy_is_training(&core->members[m]) ? 1 : 0;
     }
     return count;
 }
 
-/* --- joining ------------------------------------------------------------------------------------------------------------ */
+/* --- HELLO: who it is
+ * --------------------------------------------------------------------------------------------------- */
 
-static enum dl_rc refuse(struct sy_core *core, struct dl_wire_refuse *out, enum dl_refusal code, const char *fmt, ...)
-    DL_PRINTF(4, 5);
-static enum dl_rc refuse(struct sy_core *core, struct dl_wire_refuse *out, enum dl_refusal code, const char *fmt, ...)
+static uint32_t find_incarnation(const struct sy_core *core, const struct dl_wire_hello *hello)
 {
-    va_list args;
-    va_start(args, fmt);
-    out->code = (uint16_t)code;
-    vsnprintf(out->text, sizeof out->text, fmt, args);
-    va_end(args);
-    core->refusals++;
-    return DL_EDENIED;
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        if (member->used && member->nonce == hello->nonce && member->role == (enum dl_role)hello->role &&
+            strcmp(member->uid, hello->uid) == 0) {
+            return m;
+        }
+    }
+    return SY_NO_MEMBER;
 }
 
-static bool is_in_a_round(const struct sy_core *core, uint32_t member)
+/* Whether another incarnation of the same learner id was first admitted later. */
+static bool is_superseded(const struct sy_core *core, uint32_t m)
 {
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        const struct sy_round *round = &core->fragments[f].open;
-        if (round->state != SY_ROUND_IDLE && round->parts[member].state != SY_PART_NONE) {
+    const struct sy_member *member = &core->members[m];
+    for (uint32_t k = 0; k < core->slots; k++) {
+        const struct sy_member *other = &core->members[k];
+        if (other->used && other->role == member->role && other->learner == member->learner &&
+            other->born > member->born) {
             return true;
         }
     }
     return false;
 }
 
-/* A slot never used, else the one whose member has been gone longest and is in no round. */
+/* How free a learner id is: 0 when connected, 1 when it belongs to one that was lost and may come back, 2 when
+ * nobody's. */
+static unsigned freedom(const struct sy_core *core, enum dl_role role, uint32_t learner, int64_t *left_ns)
+{
+    unsigned free = 2;
+    *left_ns = 0;
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        if (!member->used || member->role != role || member->learner != learner) {
+            continue;
+        }
+        if (member->connected) {
+            return 0;
+        }
+        bool may_return = member->left_why == SY_LEAVE_LOST || member->left_why == SY_LEAVE_PROTOCOL;
+        if (may_return && !is_superseded(core, m)) {
+            free = 1;
+            *left_ns = member->left_ns;
+        }
+    }
+    return free;
+}
+
+/* The lowest id that is nobody's, below the limit; else that of the one that has been lost for longest. */
+static uint32_t free_learner(const struct sy_core *core, enum dl_role role, uint32_t limit)
+{
+    uint32_t best = UINT32_MAX;
+    int64_t best_ns = INT64_MAX;
+    for (uint32_t id = 0; id < limit; id++) {
+        int64_t left_ns = 0;
+        unsigned free = freedom(core, role, id, &left_ns);
+        if (free == 2) {
+            return id;
+        }
+        if (free == 1 && left_ns < best_ns) {
+            best = id;
+            best_ns = left_ns;
+        }
+    }
+    return best;
+}
+
+/* The id that an unknown incarnation gets: the one it asks for; that of its process's predecessor; any free one. */
+static uint32_t choose_learner(const struct sy_core *core, const struct dl_wire_hello *hello)
+{
+    enum dl_role role = (enum dl_role)hello->role;
+    if (role == DL_ROLE_LEARNER && hello->learner >= 0) {
+        return (uint32_t)hello->learner;
+    }
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        if (member->used && member->role == role && strcmp(member->uid, hello->uid) == 0 && !is_superseded(core, m)) {
+            return member->learner;
+        }
+    }
+    return free_learner(core, role, role == DL_ROLE_LEARNER ? core->learners_max : SY_CORE_EVALUATORS_MAX);
+}
+
+static uint32_t connected_as(const struct sy_core *core, enum dl_role role, uint32_t learner)
+{
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        if (member->connected && member->role == role && member->learner == learner) {
+            return m;
+        }
+    }
+    return SY_NO_MEMBER;
+}
+
+static bool is_pinned(const struct sy_core *core, const struct sy_member *member)
+{
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        if (member->parts[i].state == SY_PART_RECEIVED) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static uint32_t free_slot(const struct sy_core *core)
 {
     uint32_t best = SY_NO_MEMBER;
-    for (uint32_t m = 0; m < core->member_max; m++) {
+    for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
         if (!member->used) {
             return m;
         }
-        bool is_older = best == SY_NO_MEMBER || member->left_ns < core->members[best].left_ns;
-        if (!member->connected && is_older && !is_in_a_round(core, m)) {
+        if (!member->connected && !is_pinned(core, member) &&
+            (best == SY_NO_MEMBER || member->left_ns < core->members[best].left_ns)) {
             best = m;
         }
     }
     return best;
 }
 
-static uint32_t find_incarnation(const struct sy_core *core, const struct dl_wire_hello *hello)
+/* --- HELLO: refusals
+ * ---------------------------------------------------------------------------------------------------- */
+
+static enum dl_rc refuse_with(struct sy_core *core, struct dl_wire_refuse *refuse, enum dl_refusal code,
+                              const char *fmt, ...) DL_PRINTF(4, 5);
+static enum dl_rc refuse_with(struct sy_core *core, struct dl_wire_refuse *refuse, enum dl_refusal code,
+                              const char *fmt, ...)
 {
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        const struct sy_member *member = &core->members[m];
-        if (member->used && member->nonce == hello->nonce && strcmp(member->uid, hello->uid) == 0 &&
-            member->role == (enum dl_role)hello->role) {
-            return m;
-        }
-    }
-    return SY_NO_MEMBER;
+    refuse->code = (uint16_t)code;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(refuse->text, sizeof refuse->text, fmt, args);
+    va_end(args);
+    core->refusals++;
+    return DL_EDENIED;
 }
 
-static uint32_t connected_with_id(const struct sy_core *core, uint32_t learner, uint32_t except)
+static enum dl_rc check_hello(struct sy_core *core, const struct dl_wire_hello *hello, struct dl_wire_refuse *refuse)
 {
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        if (m != except && sy_is_live_learner(&core->members[m]) && core->members[m].learner == learner) {
-            return m;
-        }
-    }
-    return SY_NO_MEMBER;
-}
-
-static uint32_t count_connected(const struct sy_core *core, enum dl_role role)
-{
-    uint32_t count = 0;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        const struct sy_member *member = &core->members[m];
-        count += member->used && member->connected && member->role == role;
-    }
-    return count;
-}
-
-/* The learner id that `hello` gets; DL_EDENIED with `out` filled when there is none for it. */
-static enum dl_rc choose_learner_id(struct sy_core *core, const struct dl_wire_hello *hello, uint32_t *id,
-                                    struct dl_wire_refuse *out)
-{
-    uint32_t max = core->spec->learners.max;
-    if (hello->learner >= 0) {
-        if ((uint32_t)hello->learner >= max) {
-            return refuse(core, out, DL_REFUSE_MALFORMED, "learner id %d: ids go from 0 to learners.max - 1 = %u",
-                          hello->learner, max - 1);
-        }
-        *id = (uint32_t)hello->learner;
-        bool is_taken = connected_with_id(core, *id, SY_NO_MEMBER) != SY_NO_MEMBER;
-        if (!is_taken && count_connected(core, DL_ROLE_LEARNER) >= max) {
-            return refuse(core, out, DL_REFUSE_FULL, "learners.max = %u are connected; try again later", max);
-        }
-        return DL_OK;
-    }
-    for (uint32_t candidate = 0; candidate < max; candidate++) {
-        if (connected_with_id(core, candidate, SY_NO_MEMBER) == SY_NO_MEMBER) {
-            *id = candidate;
-            return DL_OK;
-        }
-    }
-    return refuse(core, out, DL_REFUSE_FULL, "learners.max = %u are connected; try again later", max);
-}
-
-static enum dl_rc check_hello(struct sy_core *core, const struct dl_wire_hello *hello, struct dl_wire_refuse *out)
-{
-    if (core->ended) {
-        return refuse(core, out, DL_REFUSE_FINISHED, "job %s is over: %s", core->spec->name, core->stop_text);
-    }
-    if (strcmp(hello->job, core->spec->name) != 0) {
-        return refuse(core, out, DL_REFUSE_JOB, "this syncer runs job '%s', not '%s'; check the endpoint", core->spec->name,
-                      hello->job);
+    const struct dl_spec *spec = core->spec;
+    if (strcmp(hello->job, spec->name) != 0) {
+        return refuse_with(core, refuse, DL_REFUSE_JOB,
+                           "this syncer serves job \"%s\", not \"%.63s\": check the endpoint", spec->name, hello->job);
     }
     if (hello->shard != core->shard) {
-        return refuse(core, out, DL_REFUSE_SHARD,
-                      "this is shard %u, not %u; give the endpoints in the order of the shards", core->shard, hello->shard);
+        return refuse_with(core, refuse, DL_REFUSE_SHARD,
+                           "this is shard %u of %u, not shard %u: list the shards' endpoints in their order",
+                           core->shard, spec->syncer.shards, hello->shard);
     }
-    if (hello->role != DL_ROLE_LEARNER && count_connected(core, DL_ROLE_EVALUATOR) >= SY_EVALUATORS_MAX) {
-        return refuse(core, out, DL_REFUSE_FULL, "%d evaluators are connected; try again later", SY_EVALUATORS_MAX);
+    if (core->phase == SY_ENDED) {
+        return refuse_with(core, refuse, DL_REFUSE_FINISHED, "the job is over: %.200s", core->stop_text);
+    }
+    if (hello->role > DL_ROLE_EVALUATOR || hello->uid[0] == 0 || hello->learner >= DL_SPEC_LEARNERS_MAX) {
+        return refuse_with(core, refuse, DL_REFUSE_MALFORMED, "hello: role %u, learner %d, uid \"%.63s\" make no sense",
+                           hello->role, hello->learner, hello->uid);
     }
     return DL_OK;
 }
 
-static void fill_welcome(const struct sy_core *core, const struct sy_member *member, struct dl_wire_welcome *w)
+/* `replaced`: the connected member that gives way, or SY_NO_MEMBER. */
+static enum dl_rc check_room(struct sy_core *core, const struct dl_wire_hello *hello, uint32_t replaced,
+                             struct dl_wire_refuse *refuse)
+{
+    bool learner = hello->role == DL_ROLE_LEARNER;
+    uint32_t here = learner ? core->connected : core->evaluators;
+    uint32_t limit = learner ? core->learners_max : SY_CORE_EVALUATORS_MAX;
+    if (here - (replaced != SY_NO_MEMBER ? 1 : 0) >= limit) {
+        return refuse_with(core, refuse, DL_REFUSE_FULL, "%u %s are connected, the limit is %u%s", here,
+                           learner ? "learners" : "evaluators", limit, learner ? " (learners.max)" : "");
+    }
+    return DL_OK;
+}
+
+/* --- HELLO: admission
+ * --------------------------------------------------------------------------------------------------- */
+
+static void supersede(struct sy_core *core, uint32_t m)
+{
+    sy_queue(core, &(struct sy_queued){.type = SY_ACT_DISCONNECT, .member = m, .why = SY_LEAVE_SUPERSEDED});
+    sy_member_leave(core, m, SY_LEAVE_SUPERSEDED);
+}
+
+/* Those of the same learner id that left before must not meet their successor in one merge. */
+static void drop_predecessors(struct sy_core *core, uint32_t m)
+{
+    for (uint32_t k = 0; k < core->slots; k++) {
+        const struct sy_member *other = &core->members[k];
+        if (k != m && other->used && other->role == DL_ROLE_LEARNER && other->learner == core->members[m].learner) {
+            assert(!other->connected);
+            drop_parts(core, k, true);
+        }
+    }
+}
+
+static void fill_slot(struct sy_core *core, uint32_t m, const struct dl_wire_hello *hello, uint32_t learner)
+{
+    struct sy_member *member = &core->members[m];
+    struct sy_part *parts = member->parts;
+    memset(parts, 0, core->fragments * sizeof *parts);
+    if (member->used && member->role == DL_ROLE_LEARNER) {
+        core->tokens_known -= member->tokens;
+    }
+    *member = (struct sy_member){
+        .used = true,
+        .role = (enum dl_role)hello->role,
+        .learner = learner,
+        .born = core->next_admission,
+        .nonce = hello->nonce,
+        .loss = __builtin_nanf(""),
+        .step_seconds = -1,
+        .busy_known = hello->step == 0,
+        .tokens = hello->tokens,
+        .step = hello->step,
+        .parts = parts,
+    };
+    memcpy(member->uid, hello->uid, sizeof member->uid);
+    member->uid[sizeof member->uid - 1] = 0;
+    if (member->role == DL_ROLE_LEARNER) {
+        core->tokens_known += hello->tokens;
+        drop_predecessors(core, m);
+    }
+}
+
+/* What it holds, and SENDs for what differs: older, or ahead of a syncer that was restored to an earlier state. */
+static void take_versions(struct sy_core *core, uint32_t m, const struct dl_wire_hello *hello)
+{
+    struct sy_member *member = &core->members[m];
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        member->parts[i].version = 0;
+        member->parts[i].steps = 0;
+    }
+    for (uint32_t k = 0; k < hello->fragment_count; k++) {
+        uint32_t i = sy_fragment_local(core, hello->fragments[k].fragment);
+        if (i != UINT32_MAX) {
+            member->parts[i].version = hello->fragments[k].version;
+            member->parts[i].steps = hello->fragments[k].steps;
+        }
+    }
+    member->trained = member->role == DL_ROLE_LEARNER;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        member->trained = member->trained && member->parts[i].version > 0;
+        if (core->rounds[i].version > 0 && member->parts[i].version != core->rounds[i].version) {
+            sy_queue(core, &(struct sy_queued){.type = SY_ACT_SEND,
+                                               .member = m,
+                                               .fragment = sy_fragment_index(core, i),
+                                               .version = core->rounds[i].version});
+        }
+    }
+}
+
+static void fill_welcome(struct sy_core *core, const struct sy_member *member, struct dl_wire_welcome *welcome)
 {
     const struct dl_sync_spec *sync = &core->spec->sync;
-    memset(w, 0, sizeof *w);
-    w->learner = member->learner;
-    w->admission = member->admission;
-    w->epoch = core->epoch;
-    w->shard = core->shard;
-    w->shards = core->spec->syncer.shards;
-    w->fragments_total = sync->fragments;
-    w->layout = (uint8_t)sync->layout;
-    w->compression = (uint8_t)sync->compression;
-    w->broadcast_compression = (uint8_t)sync->broadcast_compression;
-    w->apply = (uint8_t)sync->apply;
-    w->apply_alpha = (float)sync->apply_alpha;
-    w->heartbeat_ms = (uint32_t)(sync->heartbeat_seconds * 1000);
-    w->timeout_ms = (uint32_t)(sync->timeout_seconds * 1000);
-    w->step = core->step_max;
-    w->tokens = core->tokens;
-    w->token_budget = core->spec->training.token_budget;
-    w->learners = core->spec->learners.replicas;
-    sy_pace_bounds(core, &w->pull_within_steps, &w->update_within_steps, &w->wait_ms);
-    w->fragment_count = core->fragment_count;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        w->fragments[f].fragment = sy_global(core, f);
-        w->fragments[f].version = core->fragments[f].version;
+    struct sy_limits limits = sy_pace_limits(core);
+    welcome->learner = member->learner;
+    welcome->admission = member->admission;
+    welcome->epoch = core->epoch;
+    welcome->shard = core->shard;
+    welcome->shards = core->spec->syncer.shards;
+    welcome->compression = (uint8_t)sync->compression;
+    welcome->broadcast_compression = (uint8_t)sync->broadcast_compression;
+    welcome->apply = (uint8_t)sync->apply;
+    welcome->apply_alpha = (float)sync->apply_alpha;
+    welcome->heartbeat_ms = (uint32_t)(sync->heartbeat_seconds * 1000);
+    welcome->timeout_ms = (uint32_t)(sync->timeout_seconds * 1000);
+    welcome->step = core->step;
+    welcome->tokens = sy_tokens(core);
+    welcome->token_budget = core->spec->training.token_budget;
+    welcome->learners = core->spec->learners.replicas;
+    welcome->pull_within_steps = limits.pull_within_steps;
+    welcome->update_within_steps = limits.update_within_steps;
+    welcome->wait_ms = limits.wait_ms;
+    welcome->fragment_count = core->fragments;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        welcome->fragments[i] =
+            (struct dl_wire_fragment){.fragment = sy_fragment_index(core, i), .version = core->rounds[i].version};
     }
 }
 
-/* Versions that the member holds, and a SEND of every other one. After a restart of the syncer a learner may hold a version
- * that was never committed; it gets the committed one. */
-static void send_missing(struct sy_core *core, uint32_t m, const struct dl_wire_hello *hello)
+static void admit(struct sy_core *core, uint32_t m, const struct dl_wire_hello *hello)
 {
     struct sy_member *member = &core->members[m];
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        member->fragments[f].version = 0;
-    }
-    for (uint32_t i = 0; i < hello->fragment_count; i++) {
-        uint32_t f = sy_local(core, hello->fragments[i].fragment);
-        if (f != UINT32_MAX) {
-            member->fragments[f].version = hello->fragments[i].version;
-            member->fragments[f].steps = hello->fragments[i].steps;
-        }
-    }
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        uint64_t version = core->fragments[f].version;
-        if (version > 0 && version != member->fragments[f].version) {
-            sy_act(core, &(struct sy_queued){.type = SY_ACT_SEND, .member = m, .fragment = sy_global(core, f),
-                                             .version = version, .text = -1});
-        }
-    }
-}
-
-static void admit(struct sy_core *core, int64_t now_ns, uint32_t m, uint32_t id, const struct dl_wire_hello *hello)
-{
-    struct sy_member *member = &core->members[m];
-    struct sy_member_fragment *fragments = member->fragments;
-    memset(member, 0, sizeof *member);
-    memset(fragments, 0, core->fragment_count * sizeof *fragments);
-    member->fragments = fragments;
-    member->used = true;
-    member->role = (enum dl_role)hello->role;
-    member->learner = id;
-    member->nonce = hello->nonce;
-    memcpy(member->uid, hello->uid, sizeof member->uid);
-    member->step = member->pace_step = hello->step;
-    member->tokens = hello->tokens;
-    member->loss = NAN;
-    member->heard_ns = now_ns;
+    member->connected = true;
+    member->admission = core->next_admission++;
+    member->heard_ns = member->meta_ns = member->rate_ns = core->now_ns;
+    member->rate_tokens = DL_MAX(hello->tokens, member->tokens);
     core->joins++;
+    if (member->role == DL_ROLE_LEARNER) {
+        core->connected++;
+        sy_count_tokens(core, member, hello->tokens);
+        if (hello->step > member->step) {
+            sy_pace_advance(member, hello->step - member->step);
+            member->step = hello->step;
+        }
+        core->step = DL_MAX(core->step, hello->step);
+    } else {
+        core->evaluators++;
+    }
+    take_versions(core, m, hello);
 }
 
-enum dl_rc sy_core_on_hello(struct sy_core *core, int64_t now_ns, const struct dl_wire_hello *hello, uint32_t *out_member,
-                            struct dl_wire_welcome *welcome, struct dl_wire_refuse *out)
+enum dl_rc sy_core_on_hello(struct sy_core *core, int64_t now_ns, const struct dl_wire_hello *hello, uint32_t *member,
+                            struct dl_wire_welcome *welcome, struct dl_wire_refuse *refuse)
 {
-    if (core->first_event_ns == INT64_MIN) {
-        core->first_event_ns = now_ns;
-    }
-    enum dl_rc rc = check_hello(core, hello, out);
+    sy_event(core, now_ns);
+    enum dl_rc rc = check_hello(core, hello, refuse);
     if (rc != DL_OK) {
         return rc;
     }
-    bool is_learner = hello->role == DL_ROLE_LEARNER;
     uint32_t m = find_incarnation(core, hello);
-    bool is_return = m != SY_NO_MEMBER;
-    uint32_t id = is_return ? core->members[m].learner : 0;
-    if (!is_return && is_learner) {
-        rc = choose_learner_id(core, hello, &id, out);
-        if (rc != DL_OK) {
-            return rc;
-        }
+    bool known = m != SY_NO_MEMBER;
+    if (known && is_superseded(core, m)) {
+        return refuse_with(core, refuse, DL_REFUSE_SUPERSEDED, "a newer incarnation of learner %u has joined",
+                           core->members[m].learner);
     }
-    if (is_learner) {
-        uint32_t older = connected_with_id(core, id, m);
-        if (older != SY_NO_MEMBER && is_return && core->members[older].admission > core->members[m].admission) {
-            return refuse(core, out, DL_REFUSE_SUPERSEDED, "a newer incarnation of learner %u has joined", id);
-        }
-        if (older != SY_NO_MEMBER) {
-            sy_act_text(core, SY_ACT_DISCONNECT, older, false, "a newer incarnation of learner %u has joined", id);
-            sy_core_on_leave(core, now_ns, older, SY_LEAVE_SUPERSEDED);
-        }
+    uint32_t learner = known ? core->members[m].learner : choose_learner(core, hello);
+    uint32_t replaced =
+        known && core->members[m].connected ? m : connected_as(core, (enum dl_role)hello->role, learner);
+    rc = check_room(core, hello, replaced, refuse);
+    if (rc != DL_OK) {
+        return rc;
     }
-    if (!is_return) {
-        m = free_slot(core);
-        if (m == SY_NO_MEMBER) {
-            return refuse(core, out, DL_REFUSE_FULL, "all %u member slots are taken; try again later", core->member_max);
-        }
-        admit(core, now_ns, m, id, hello);
-    } else if (core->members[m].connected) {
-        sy_round_member_left(core, now_ns, m); /* What the old connection had begun will not arrive. */
+    uint32_t slot = known ? m : free_slot(core);
+    if (slot == SY_NO_MEMBER || learner == UINT32_MAX) {
+        return refuse_with(core, refuse, DL_REFUSE_FULL, "no slot is free for another incarnation");
     }
-    struct sy_member *member = &core->members[m];
-    member->connected = true;
-    member->heard_ns = now_ns;
-    member->admission = core->next_admission++;
-    *out_member = m;
-    fill_welcome(core, member, welcome);
-    send_missing(core, m, hello);
-    for (uint32_t f = 0; is_learner && f < core->fragment_count; f++) {
-        sy_round_ask(core, f, m);
+    if (replaced == slot) {
+        /* The same process over a new connection; the shell closes the old one. What was on its way there is gone. */
+        drop_parts(core, slot, false);
+        core->members[slot].connected = false;
+        core->connected -= hello->role == DL_ROLE_LEARNER ? 1 : 0;
+        core->evaluators -= hello->role == DL_ROLE_EVALUATOR ? 1 : 0;
+        sy_seed_left(core, slot);
+    } else if (replaced != SY_NO_MEMBER) {
+        supersede(core, replaced);
     }
-    sy_seed(core);
+    if (!known) {
+        fill_slot(core, slot, hello, learner);
+    }
+    admit(core, slot, hello);
+    fill_welcome(core, &core->members[slot], welcome);
+    *member = slot;
+    sy_rounds_ask(core, slot);
+    sy_settle(core);
     return DL_OK;
-}
-
-/* --- leaving ------------------------------------------------------------------------------------------------------------ */
-
-void sy_core_on_leave(struct sy_core *core, int64_t now_ns, uint32_t m, enum sy_leave why)
-{
-    struct sy_member *member = &core->members[m];
-    if (m >= core->member_max || !member->used || !member->connected) {
-        return;
-    }
-    member->connected = false;
-    member->left_ns = now_ns;
-    core->leaves[why]++;
-    sy_round_member_left(core, now_ns, m);
-    if (core->seeder == m) {
-        core->seeder = SY_NO_MEMBER;
-        sy_seed(core);
-    }
-    sy_pace(core, now_ns); /* A warm-up quorum is a share of those connected. */
-    sy_finish_step(core, now_ns);
-}
-
-void sy_core_on_heard(struct sy_core *core, int64_t now_ns, uint32_t m)
-{
-    core->members[m].heard_ns = now_ns;
-}
-
-void sy_members_tick(struct sy_core *core, int64_t now_ns)
-{
-    int64_t timeout = sy_ns(core->spec->sync.timeout_seconds);
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        const struct sy_member *member = &core->members[m];
-        if (member->used && member->connected && now_ns - member->heard_ns >= timeout) {
-            sy_act_text(core, SY_ACT_DISCONNECT, m, true, "nothing heard for %.1f s",
-                        (double)(now_ns - member->heard_ns) * 1e-9);
-            sy_core_on_leave(core, now_ns, m, SY_LEAVE_LOST);
-        }
-    }
-}
-
-/* --- progress ----------------------------------------------------------------------------------------------------------- */
-
-void sy_core_on_meta(struct sy_core *core, int64_t now_ns, uint32_t m, const struct dl_wire_meta *meta)
-{
-    struct sy_member *member = &core->members[m];
-    member->heard_ns = now_ns;
-    if (!sy_is_live_learner(member)) {
-        return;
-    }
-    if (meta->tokens > member->tokens) {
-        member->last_tokens = meta->tokens - member->tokens;
-        core->tokens += member->last_tokens;
-        member->tokens = meta->tokens;
-    }
-    if (meta->step > member->step) {
-        member->step = meta->step;
-        member->step_seconds = sy_estimate(member->step_seconds, (double)meta->step_ns * 1e-9);
-        core->step_max = DL_MAX(core->step_max, meta->step);
-    }
-    if (meta->busy_ns > member->busy_ns) {
-        core->busy_ns += meta->busy_ns - member->busy_ns;
-        member->busy_ns = meta->busy_ns;
-    }
-    if (core->first_step_ns == INT64_MIN) {
-        core->first_step_ns = now_ns - (int64_t)DL_MIN(meta->step_ns, (uint64_t)INT64_MAX / 2);
-    }
-    member->waited_ns = meta->waited_ns;
-    member->loss = meta->loss;
-    for (uint32_t i = 0; i < meta->fragment_count; i++) {
-        uint32_t f = sy_local(core, meta->fragments[i].fragment);
-        if (f != UINT32_MAX) {
-            member->fragments[f].version = meta->fragments[i].version;
-            member->fragments[f].steps = meta->fragments[i].steps;
-            sy_round_ask(core, f, m);
-        }
-    }
-    sy_finish_check(core, now_ns);
-    sy_pace(core, now_ns);
-    sy_finish_step(core, now_ns);
-}
-
-void sy_core_on_evaluation(struct sy_core *core, int64_t now_ns, uint32_t m, const struct dl_wire_evaluation *evaluation)
-{
-    core->members[m].heard_ns = now_ns;
-    if (!core->evaluated) {
-        core->first_evaluation = *evaluation;
-        core->evaluated = true;
-    }
-    core->last_evaluation = *evaluation;
 }

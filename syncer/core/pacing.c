@@ -1,152 +1,122 @@
+/* sy_core, when a round is due.
+ *
+ * Each learner has a credit: the inner steps it has advanced, less those that opened rounds used up. A round is due
+ * when K credits reach the number of steps between two rounds, H / fragments of this shard, and takes that number from
+ * every credit. So the pace is that of the K-th fastest learner, and learners that run side by side do not open a round
+ * each. Credits are kept within bounds: a slow learner's debt stays small, so that it can carry the pace on when the
+ * fast ones leave, and what a fast one ran ahead while nothing could open is not made up for by a burst. */
 #include <math.h>
 
 #include "common/mem.h"
-#include "syncer/core/internal.h"
+#include "syncer/core/state.h"
 
-double sy_step_seconds(const struct sy_core *core)
+/* Steps to the next round. H / F is not whole in general: over F rounds the steps add up to H exactly. */
+static int64_t due_steps(const struct sy_core *core)
+{
+    uint64_t interval = core->spec->sync.interval, count = core->fragments;
+    uint64_t n = core->pace_index;
+    return (int64_t)((n + 1) * interval / count - n * interval / count);
+}
+
+static int64_t debt_limit(const struct sy_core *core)
+{
+    return DL_MAX(DL_MAX(due_steps(core), (int64_t)core->spec->sync.interval / 4), 1);
+}
+
+void sy_pace_advance(struct sy_member *member, uint64_t steps)
+{
+    member->credit += (int64_t)DL_MIN(steps, (uint64_t)UINT32_MAX);
+}
+
+static uint32_t count_credits(const struct sy_core *core, int64_t at_least)
 {
     uint32_t count = 0;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        if (sy_is_live_learner(&core->members[m]) && core->members[m].step_seconds > 0) {
-            core->norms[count++] = core->members[m].step_seconds;
-        }
-    }
-    return count == 0 ? 0 : sy_norm_median(core->norms, count);
-}
-
-uint32_t sy_quorum(const struct sy_core *core)
-{
-    return dl_count_resolve(core->spec->sync.quorum, core->spec->learners.replicas);
-}
-
-uint32_t sy_warmup_quorum(const struct sy_core *core)
-{
-    return dl_count_resolve(core->spec->sync.warmup.quorum, sy_live_learners(core));
-}
-
-static bool has_first_state(const struct sy_core *core)
-{
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        if (core->fragments[f].version == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* A job that was restored has its learners in common already. */
-bool sy_in_warmup(const struct sy_core *core)
-{
-    const struct dl_sync_spec *sync = &core->spec->sync;
-    return sync->mode == DL_SYNC_DECOUPLED && !core->restored && !core->warmup_over && core->step_max < sync->warmup.steps;
-}
-
-/* Inner steps from the previous steady round to the next: H / F each, exact over time. */
-static uint32_t steps_due(const struct sy_core *core)
-{
-    uint64_t interval = core->spec->sync.interval, fragments = core->fragment_count;
-    return (uint32_t)((core->paced + 1) * interval / fragments - core->paced * interval / fragments);
-}
-
-static uint32_t count_advanced(const struct sy_core *core, uint64_t steps)
-{
-    uint32_t count = 0;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        const struct sy_member *member = &core->members[m];
-        count += sy_is_live_learner(member) && member->step - member->pace_step >= steps;
+    for (uint32_t m = 0; m < core->slots; m++) {
+        count += sy_is_training(&core->members[m]) && core->members[m].credit >= at_least ? 1 : 0;
     }
     return count;
 }
 
-static void restart_pace(struct sy_core *core)
+/* The pace goes on from those who are left: when fewer than K of them are out of debt, all are raised until K are. */
+void sy_pace_left(struct sy_core *core)
 {
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        core->members[m].pace_step = core->members[m].step;
-    }
-}
-
-/* How far learners may run before they wait, from the round that opens now. */
-void sy_pace_bounds(const struct sy_core *core, uint32_t *pull_within, uint32_t *update_within, uint32_t *wait_ms)
-{
-    const struct dl_sync_spec *sync = &core->spec->sync;
-    *pull_within = *update_within = DL_UNBOUNDED;
-    *wait_ms = 0;
-    if (core->stopping) {
+    uint32_t training = sy_members_training(core);
+    uint32_t need = DL_MIN(core->quorum, training);
+    if (need == 0) {
         return;
     }
-    if (sync->mode == DL_SYNC_SYNCHRONOUS) {
-        *pull_within = steps_due(core);
-        *update_within = sync->overlap;
-        *wait_ms = DL_MAX(SY_SYNCHRONOUS_WAIT_MS, (uint32_t)(sync->timeout_seconds * 2000));
-    } else if (sy_in_warmup(core)) {
-        /* The wait is long enough for learners of one speed, and short enough that a silent one costs little. */
-        double seconds = 3 * sync->warmup.interval * sy_step_seconds(core) + 4 * core->sync_seconds;
-        double most = DL_MAX(sync->grace.max_seconds * 1000, (double)SY_WARMUP_WAIT_MIN_MS);
-        bool is_last = core->step_max + sync->warmup.interval >= sync->warmup.steps;
-        *pull_within = is_last ? DL_UNBOUNDED : sync->warmup.interval;
-        *update_within = 0;
-        *wait_ms = (uint32_t)DL_MIN(DL_MAX(seconds * 1000, (double)SY_WARMUP_WAIT_MIN_MS), most);
+    int64_t debt = 0, debt_max = debt_limit(core) + core->spec->sync.interval;
+    while (debt < debt_max && count_credits(core, -debt) < need) {
+        debt++;
+    }
+    for (uint32_t m = 0; m < core->slots; m++) {
+        core->members[m].credit += sy_is_training(&core->members[m]) ? debt : 0;
     }
 }
 
-/* The idle fragment whose last round was opened longest ago; UINT32_MAX when all have a round under way. */
-static uint32_t next_fragment(const struct sy_core *core)
+/* Idle fragments in the order of their last opening: one that had to be skipped comes first as soon as it is ready. */
+static uint32_t next_ready(const struct sy_core *core, uint32_t need)
 {
     uint32_t best = UINT32_MAX;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        const struct sy_round *round = &core->fragments[f].open;
-        if (round->state == SY_ROUND_IDLE && (best == UINT32_MAX || round->order < core->fragments[best].open.order)) {
-            best = f;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        bool earlier = best == UINT32_MAX || core->rounds[i].order < core->rounds[best].order;
+        if (earlier && sy_round_is_ready(core, i, need)) {
+            best = i;
         }
     }
     return best;
 }
 
-static void pace_warmup(struct sy_core *core, int64_t now_ns)
+static void spend(struct sy_core *core, int64_t steps)
 {
-    uint32_t need = sy_warmup_quorum(core);
-    if (sy_live_learners(core) == 0 || count_advanced(core, core->spec->sync.warmup.interval) < need) {
-        return;
-    }
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        if (core->fragments[f].open.state == SY_ROUND_IDLE) {
-            sy_round_open(core, now_ns, f, need, true, false);
+    int64_t debt_max = debt_limit(core);
+    for (uint32_t m = 0; m < core->slots; m++) {
+        struct sy_member *member = &core->members[m];
+        if (sy_is_training(member)) {
+            member->credit = DL_MAX(member->credit - steps, -debt_max);
         }
-    }
-    restart_pace(core);
-}
-
-static void pace_steady(struct sy_core *core, int64_t now_ns)
-{
-    uint32_t need = sy_quorum(core);
-    /* Several fragments may share an inner step (H < F): then the number of steps due is 0 for some of them. */
-    for (uint32_t opened = 0; opened < core->fragment_count; opened++) {
-        uint32_t due = steps_due(core);
-        if (sy_live_learners(core) < need || count_advanced(core, due) < need || (due == 0 && opened == 0 && core->paced == 0)) {
-            return;
-        }
-        uint32_t f = next_fragment(core);
-        if (f == UINT32_MAX) {
-            return;
-        }
-        core->paced++;
-        sy_round_open(core, now_ns, f, need, false, false);
-        restart_pace(core);
     }
 }
 
-void sy_pace(struct sy_core *core, int64_t now_ns)
+static void run_steady(struct sy_core *core)
 {
-    if (core->stopping || core->ended || !has_first_state(core)) {
-        return;
+    while (count_credits(core, due_steps(core)) >= core->quorum) {
+        uint32_t i = next_ready(core, core->quorum);
+        if (i == UINT32_MAX) {
+            break;
+        }
+        spend(core, due_steps(core));
+        core->pace_index = (core->pace_index + 1) % core->fragments;
+        sy_round_open(core, i, 0);
     }
-    if (sy_in_warmup(core)) {
-        pace_warmup(core, now_ns);
-        return;
+    int64_t most = DL_MAX(due_steps(core), 1);
+    for (uint32_t m = 0; m < core->slots; m++) {
+        core->members[m].credit = DL_MIN(core->members[m].credit, most);
     }
-    if (!core->warmup_over) {
-        core->warmup_over = true;
-        restart_pace(core);
+}
+
+void sy_pace_run(struct sy_core *core)
+{
+    if (sy_is_warming(core)) {
+        sy_warm_run(core);
+    } else {
+        run_steady(core);
     }
-    pace_steady(core, now_ns);
+}
+
+/* How far a learner may run: decoupled, as far as it likes; in the synchronous form until the fragment's next pull and
+ * the update are due, and no wait is longer than a connection may be silent. */
+struct sy_limits sy_pace_limits(struct sy_core *core)
+{
+    const struct dl_sync_spec *sync = &core->spec->sync;
+    if (core->finishing || core->phase == SY_ENDED) {
+        return (struct sy_limits){DL_UNBOUNDED, DL_UNBOUNDED, 0};
+    }
+    if (sy_is_warming(core)) {
+        return sy_warm_limits(core);
+    }
+    if (sync->mode == DL_SYNC_SYNCHRONOUS) {
+        return (struct sy_limits){sync->interval, sync->overlap, (uint32_t)fmin(sync->timeout_seconds * 1000, 1e9)};
+    }
+    return (struct sy_limits){DL_UNBOUNDED, DL_UNBOUNDED, 0};
 }

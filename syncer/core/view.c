@@ -1,178 +1,168 @@
-#include <inttypes.h>
+/* sy_core, what is shown. */
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "syncer/core/internal.h"
-
-const char *sy_phase_name(enum sy_phase phase)
-{
-    switch (phase) {
-    case SY_WAITING_FOR_LEARNERS: return "WaitingForLearners";
-    case SY_SEEDING: return "Seeding";
-    case SY_WARMUP: return "Warmup";
-    case SY_TRAINING: return "Training";
-    case SY_WAITING_FOR_QUORUM: return "WaitingForQuorum";
-    case SY_FINISHING: return "Finishing";
-    case SY_ENDED: return "Ended";
-    }
-    return "?";
-}
+#include "syncer/core/state.h"
 
 uint32_t sy_core_members(const struct sy_core *core)
 {
-    return core->member_max;
+    return core->slots;
 }
 
 bool sy_core_member(const struct sy_core *core, uint32_t m, struct sy_member_view *view)
 {
+    assert(m < core->slots);
     const struct sy_member *member = &core->members[m];
-    if (m >= core->member_max || !member->used) {
+    if (!member->used) {
         return false;
     }
-    memset(view, 0, sizeof *view);
-    view->connected = member->connected;
-    view->role = member->role;
-    view->learner = member->learner;
-    view->admission = member->admission;
+    *view = (struct sy_member_view){
+        .connected = member->connected,
+        .role = member->role,
+        .learner = member->learner,
+        .admission = member->admission,
+        .step = member->step,
+        .tokens = member->tokens,
+        .loss = member->loss,
+        .step_seconds = fmax(member->step_seconds, 0),
+        .tokens_per_second = member->connected ? member->tokens_per_second : 0,
+        .heard_ns = member->heard_ns,
+        .pushes_merged = member->pushes_merged,
+        .waited_ns = member->waited_ns,
+    };
     memcpy(view->uid, member->uid, sizeof view->uid);
-    view->step = member->step;
-    view->tokens = member->tokens;
-    view->loss = member->loss;
-    view->step_seconds = member->step_seconds;
-    view->tokens_per_second = member->step_seconds > 0 ? (double)member->last_tokens / member->step_seconds : 0;
-    view->heard_ns = member->heard_ns;
-    view->pushes_merged = member->pushes_merged;
-    view->waited_ns = member->waited_ns;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        uint64_t current = core->fragments[f].version, held = member->fragments[f].version;
-        view->versions_behind = DL_MAX(view->versions_behind, current > held ? current - held : 0);
+    for (uint32_t i = 0; i < core->fragments && member->role == DL_ROLE_LEARNER; i++) {
+        uint64_t behind = core->rounds[i].version - DL_MIN(member->parts[i].version, core->rounds[i].version);
+        view->versions_behind = DL_MAX(view->versions_behind, behind);
     }
     return true;
 }
 
-bool sy_core_fragment(const struct sy_core *core, uint32_t global, struct sy_fragment_view *view)
+bool sy_core_fragment(const struct sy_core *core, uint32_t fragment, struct sy_fragment_view *view)
 {
-    uint32_t index = sy_local(core, global);
-    if (index == UINT32_MAX) {
+    uint32_t i = sy_fragment_local(core, fragment);
+    if (i == UINT32_MAX) {
         return false;
     }
-    const struct sy_fragment_state *fragment = &core->fragments[index];
-    const struct sy_round *round = &fragment->open;
-    memset(view, 0, sizeof *view);
-    view->version = fragment->version;
-    view->round = fragment->round;
-    view->round_open = round->state != SY_ROUND_IDLE;
-    view->open_round = round->id;
-    view->need = round->need;
-    view->asked = round->asked;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        view->have += round->parts[m].state == SY_PART_HAVE;
-    }
+    const struct sy_round *round = &core->rounds[i];
+    *view = (struct sy_fragment_view){
+        .version = round->version,
+        .round = round->made_round,
+        .round_open = round->state != SY_ROUND_IDLE,
+        .open_round = round->state != SY_ROUND_IDLE ? round->number : 0,
+        .have = round->have,
+        .need = round->state == SY_ROUND_IDLE ? core->quorum : round->need,
+        .asked = round->asked,
+    };
     return true;
 }
 
-static enum sy_phase phase(const struct sy_core *core)
+static double goodput(const struct sy_core *core, int64_t now_ns)
 {
-    bool is_missing = false;
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        is_missing = is_missing || core->fragments[f].version == 0;
+    int64_t until_ns = core->phase == SY_ENDED ? core->ended_ns : DL_MAX(now_ns, core->now_ns);
+    double seconds = sy_seconds(until_ns - core->first_step_ns);
+    double learners = DL_MAX(core->spec->learners.replicas, 1u);
+    return core->stepped && seconds > 0 ? (double)core->busy_ns / SY_NS / (learners * seconds) : 0;
+}
+
+/* Mean of the last losses, weighted by the tokens of the step they are of. Nobody there: that of all who were. */
+static float mean_loss(const struct sy_core *core)
+{
+    for (int connected = 1; connected >= 0; connected--) {
+        double sum = 0, weights = 0;
+        for (uint32_t m = 0; m < core->slots; m++) {
+            const struct sy_member *member = &core->members[m];
+            bool counts = member->used && member->role == DL_ROLE_LEARNER && isfinite(member->loss) &&
+                          (member->connected || connected == 0);
+            double weight = counts ? (double)DL_MAX(member->step_tokens, UINT64_C(1)) : 0;
+            sum += counts ? weight * (double)member->loss : 0;
+            weights += weight;
+        }
+        if (weights > 0) {
+            return (float)(sum / weights);
+        }
     }
-    if (core->ended) {
-        return SY_ENDED;
+    return __builtin_nanf("");
+}
+
+static const char *delayed(const struct sy_core *core)
+{
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        if (core->rounds[i].delayed) {
+            return core->delay_text;
+        }
     }
-    if (core->stopping) {
-        return SY_FINISHING;
+    return NULL;
+}
+
+static uint32_t stored(const struct sy_core *core)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        count += core->rounds[i].version > 0 ? 1 : 0;
     }
-    if (is_missing) {
-        return core->seeder == SY_NO_MEMBER ? SY_WAITING_FOR_LEARNERS : SY_SEEDING;
+    return count;
+}
+
+static void describe(const struct sy_core *core, char *text, size_t size)
+{
+    const char *delay = delayed(core);
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        left += core->rounds[i].final_done ? 0 : 1;
     }
-    if (sy_live_learners(core) < (sy_in_warmup(core) ? 1 : sy_quorum(core))) {
-        return SY_WAITING_FOR_QUORUM;
+    if (delay != NULL) {
+        snprintf(text, size, "%s", delay);
+        return;
     }
-    return sy_in_warmup(core) ? SY_WARMUP : SY_TRAINING;
+    switch (core->phase) {
+    case SY_WAITING_FOR_LEARNERS: snprintf(text, size, "%u/%u learners", core->connected, core->quorum); break;
+    case SY_SEEDING:
+        snprintf(text, size, "first state from learner %u: %u/%u fragments", core->members[core->seeder].learner,
+                 stored(core), core->fragments);
+        break;
+    case SY_WARMUP:
+        snprintf(text, size, "%u/%u learners, warm-up step %llu/%u", core->connected, core->quorum,
+                 (unsigned long long)core->step, core->spec->sync.warmup.steps);
+        break;
+    case SY_TRAINING:
+    case SY_WAITING_FOR_QUORUM: snprintf(text, size, "%u/%u learners", core->connected, core->quorum); break;
+    case SY_FINISHING: snprintf(text, size, "%.200s; last rounds left: %u", core->stop_text, left); break;
+    case SY_ENDED: snprintf(text, size, "%s", core->stop_text); break;
+    }
 }
 
 void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_view *view)
 {
-    memset(view, 0, sizeof *view);
-    view->phase = phase(core);
-    view->connected = sy_live_learners(core);
-    view->quorum_have = view->connected;
-    view->quorum_need = sy_in_warmup(core) ? sy_warmup_quorum(core) : sy_quorum(core);
-    view->stop_result = core->stop_result;
-    view->step = core->step_max;
-    view->rounds_merged = core->rounds_merged;
-    view->tokens = core->tokens;
-    view->tokens_merged = (uint64_t)core->tokens_merged;
-    double loss = 0, tokens = 0;
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        const struct sy_member *member = &core->members[m];
-        if (sy_is_live_learner(member) && isfinite(member->loss)) {
-            loss += (double)member->loss * (double)member->last_tokens;
-            tokens += (double)member->last_tokens;
-        }
-    }
-    view->loss = tokens > 0 ? (float)(loss / tokens) : NAN;
-    double elapsed = core->first_step_ns == INT64_MIN ? 0 : (double)(now_ns - core->first_step_ns) * 1e-9;
-    double possible = elapsed * DL_MAX(core->spec->learners.replicas, 1u);
-    view->goodput = possible > 0 ? DL_MIN((double)core->busy_ns * 1e-9 / possible, 1.0) : 0;
-    view->evaluated = core->evaluated;
-    view->first_evaluation = core->first_evaluation;
-    view->last_evaluation = core->last_evaluation;
+    *view = (struct sy_core_view){
+        .phase = core->phase,
+        .stop_result = core->stop_result,
+        .connected = core->connected,
+        .quorum_have = core->connected,
+        .quorum_need = core->quorum,
+        .step = core->step,
+        .rounds_merged = core->rounds_merged,
+        .tokens = sy_tokens(core),
+        .tokens_merged = core->tokens_merged / core->fragments,
+        .goodput = goodput(core, now_ns),
+        .loss = mean_loss(core),
+        .evaluated = core->evaluated,
+        .first_evaluation = core->first_evaluation,
+        .last_evaluation = core->last_evaluation,
+        .joins = core->joins,
+        .refusals = core->refusals,
+        .times = {.wait = fmax(core->wait_mean, 0),
+                  .transfer = fmax(core->transfer_mean, 0),
+                  .grace = fmax(core->grace_mean, 0),
+                  .merge = fmax(core->merge_mean, 0),
+                  .commit = fmax(core->commit_mean, 0),
+                  .total = fmax(core->total_mean, 0)},
+        .grace_seconds = core->grace_seconds,
+    };
     memcpy(view->verdicts, core->verdicts, sizeof view->verdicts);
     memcpy(view->leaves, core->leaves, sizeof view->leaves);
-    view->joins = core->joins;
-    view->refusals = core->refusals;
-    view->times = core->times;
-    view->grace_seconds = core->grace_seconds;
-    if (core->delayed[0] != 0) {
-        snprintf(view->message, sizeof view->message, "commit delayed: %.200s", core->delayed);
-    } else if (core->stopping) {
-        memcpy(view->message, core->stop_text, sizeof view->message);
-    } else {
-        snprintf(view->message, sizeof view->message, "%u/%u learners", view->connected, view->quorum_need);
-    }
-}
-
-const char *sy_core_check(const struct sy_core *core)
-{
-    for (uint32_t f = 0; f < core->fragment_count; f++) {
-        const struct sy_fragment_state *fragment = &core->fragments[f];
-        const struct sy_round *round = &fragment->open;
-        if (round->id >= core->next_round || fragment->round >= core->next_round) {
-            return "a round from the future";
-        }
-        for (uint32_t m = 0; m < core->member_max; m++) {
-            const struct sy_member *member = &core->members[m];
-            if (round->state == SY_ROUND_PULLING && round->parts[m].state == SY_PART_ASKED && !member->connected) {
-                return "a round waits for a learner that is gone";
-            }
-            if (member->used && member->fragments[f].merged_base >= fragment->version && fragment->version > 0 &&
-                member->fragments[f].merged_base > 0) {
-                return "a push was merged on a base that is not older than the current version";
-            }
-        }
-        for (uint32_t i = 1; round->state == SY_ROUND_MERGING && i < round->participant_count; i++) {
-            if (round->participants[i - 1].learner > round->participants[i].learner) {
-                return "participants are not in ascending learner id";
-            }
-        }
-        if (round->state == SY_ROUND_MERGING && !round->seeding && round->participant_count == 0) {
-            return "a merge of nothing";
-        }
-    }
-    for (uint32_t m = 0; m < core->member_max; m++) {
-        for (uint32_t n = m + 1; n < core->member_max; n++) {
-            if (sy_is_live_learner(&core->members[m]) && sy_is_live_learner(&core->members[n]) &&
-                core->members[m].learner == core->members[n].learner) {
-                return "two live learners have one id";
-            }
-        }
-    }
-    if (core->tokens_merged > (double)core->tokens && !core->restored) {
-        return "more tokens merged than trained";
-    }
-    return NULL;
+    describe(core, view->message, sizeof view->message);
 }
