@@ -7,7 +7,7 @@
 /* The run-time choice needs a resolver that runs before a sanitizer is set up, so sanitizer builds take the plain code.
  */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define KERNEL __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#define KERNEL __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
 #else
 #define KERNEL
 #endif
