@@ -1,11 +1,13 @@
 /* The built-in trainer: tokens a second, GFLOP/s, share of a step in matrix products, beside PyTorch in the same run.
  *
- *     bench/trainer [NAME [THREADS]]      one model only; names: 1M 10M 50M
+ *     bench/trainer [NAME [THREADS [alone]]]      one model only (1M, 10M, 50M); alone: without PyTorch
  *
  * PyTorch is taken from build/venv-compat when it is there (make test-compat makes it), else its columns are left out.
  * The environment loses OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE for both sides, so that each picks its best kernels. */
+#include <fcntl.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/mem.h"
@@ -15,9 +17,9 @@
 #include "worker/model/blas.h"
 #include "worker/model/model.h"
 
-#define PYTHON "build/venv-compat/bin/python"
-#define SECONDS 4.0
-#define STEPS_MAX 64
+#define ROUNDS 4 /* Ours and PyTorch's take turns, so that both see the same noise of the machine. */
+#define ROUND_SECONDS 1.0
+#define STEPS_MAX 4096
 
 struct config {
     const char *name;
@@ -55,14 +57,14 @@ static const struct config configs[] = {
      2},
 };
 
-struct rates { /* Tokens a second. */
-    double min, median, max;
+static char python[] = "build/venv-compat/bin/python";
+
+struct steps { /* Seconds of each step. */
+    uint32_t count;
+    double seconds[STEPS_MAX];
 };
 
-struct ours {
-    struct rates rates;
-    double gflops, sgemm_share;
-};
+static bool alone; /* Without PyTorch. */
 
 static void fail(const struct dl_err *err)
 {
@@ -91,11 +93,22 @@ static void train_step(struct wk_model *model, struct wk_adamw *adamw, const uin
     }
 }
 
-static struct ours run_ours(const struct config *config, uint32_t threads)
+/* Ours, ready to train. */
+struct trainer {
+    struct wk_model *model;
+    struct wk_adamw *adamw;
+    uint32_t *tokens, *targets;
+};
+
+static struct trainer make_trainer(const struct config *config, uint32_t threads)
 {
     struct dl_err err;
+    struct trainer t = {0};
     struct dl_model_spec spec = config->spec;
-    spec.tied_embeddings = true, spec.rope_theta = 10000, spec.norm_epsilon = 1e-5, spec.init_std = 0.02;
+    spec.tied_embeddings = true;
+    spec.rope_theta = 10000;
+    spec.norm_epsilon = 1e-5;
+    spec.init_std = 0.02;
     struct wk_model_options options = {.batch_sequences = config->batch, .threads = threads, .seed = 1};
     struct dl_inner_spec inner = {.learning_rate = 1e-4,
                                   .min_learning_rate_ratio = 1,
@@ -104,80 +117,160 @@ static struct ours run_ours(const struct config *config, uint32_t threads)
                                   .epsilon = 1e-8,
                                   .weight_decay = 0.1,
                                   .clip_norm = 1};
-    struct wk_model *model = NULL;
-    struct wk_adamw *adamw = NULL;
-    if (wk_model_new(&spec, &options, &model, &err) != DL_OK ||
-        wk_adamw_new(&inner, wk_model_tensors(model), wk_model_tensor_count(model), wk_model_parameters(model),
-                     wk_model_gradients(model), wk_model_pool(model), &adamw, &err) != DL_OK) {
+    if (wk_model_new(&spec, &options, &t.model, &err) != DL_OK ||
+        wk_adamw_new(&inner, wk_model_tensors(t.model), wk_model_tensor_count(t.model), wk_model_parameters(t.model),
+                     wk_model_gradients(t.model), wk_model_pool(t.model), &t.adamw, &err) != DL_OK) {
         fail(&err);
     }
     uint32_t count = config->batch * spec.sequence_length;
-    DL_AUTO_FREE uint32_t *tokens = calloc(count, sizeof *tokens), *targets = calloc(count, sizeof *targets);
-    draw(config, tokens, targets);
-    train_step(model, adamw, tokens, targets);
-    train_step(model, adamw, tokens, targets);
-    wk_model_measure(model, true);
-    double seconds[STEPS_MAX], total = 0;
-    uint32_t steps = 0;
-    while (steps < STEPS_MAX && (steps < 3 || total < SECONDS)) {
-        int64_t start = dl_now_ns();
-        train_step(model, adamw, tokens, targets);
-        seconds[steps] = (double)(dl_now_ns() - start) * 1e-9;
-        total += seconds[steps++];
-    }
-    double in_sgemm = (double)wk_model_take_sgemm_ns(model) * 1e-9;
-    struct bench_stats stats = bench_stats_of(seconds, steps);
-    struct ours ours = {.rates = {count / stats.max, count / stats.median, count / stats.min},
-                        .gflops = wk_model_step_flops(model, config->batch) / stats.median * 1e-9,
-                        .sgemm_share = in_sgemm / (total * threads)};
-    wk_adamw_free(adamw);
-    wk_model_free(model);
-    return ours;
+    t.tokens = calloc(count, sizeof *t.tokens);
+    t.targets = calloc(count, sizeof *t.targets);
+    draw(config, t.tokens, t.targets);
+    wk_model_measure(t.model, true);
+    return t;
 }
 
-/* False when PyTorch is not to be had. */
-static bool run_torch(const struct config *config, uint32_t threads, struct rates *rates)
+static void release_trainer(struct trainer *t)
 {
-    char command[512];
+    wk_adamw_free(t->adamw);
+    wk_model_free(t->model);
+    free(t->tokens);
+    free(t->targets);
+}
+
+/* One thread is timed by the processor time that it gets, so that others on the machine do not count. */
+static int64_t step_clock_ns(bool one_thread)
+{
+    struct timespec now;
+    clock_gettime(one_thread ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * DL_NS_PER_SECOND + now.tv_nsec;
+}
+
+/* Returns the seconds that passed. */
+static double run_ours(struct trainer *t, struct steps *steps, uint32_t threads)
+{
+    int64_t begin = dl_now_ns(), end = begin + (int64_t)(ROUND_SECONDS * 1e9);
+    do {
+        int64_t start = step_clock_ns(threads == 1);
+        train_step(t->model, t->adamw, t->tokens, t->targets);
+        if (steps->count < STEPS_MAX) {
+            steps->seconds[steps->count++] = (double)(step_clock_ns(threads == 1) - start) * 1e-9;
+        }
+    } while (dl_now_ns() < end);
+    return (double)(dl_now_ns() - begin) * 1e-9;
+}
+
+/* PyTorch, a process that trains when it is told to. */
+struct torch {
+    FILE *in, *out; /* NULL: not to be had. */
+    pid_t pid;
+};
+
+static struct torch start_torch(const struct config *config, uint32_t threads)
+{
+    struct torch torch = {0};
+    char sizes[10][16], ready[16] = "";
     const struct dl_model_spec *s = &config->spec;
-    snprintf(command, sizeof command,
-             "env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE " PYTHON
-             " tests/bench/bench_trainer.py %u %u %u %u %u %u %u %u %u %g eager",
-             s->vocab_size, s->width, s->layers, s->heads, s->kv_heads, s->ffn_width, s->sequence_length, config->batch,
-             threads, SECONDS);
-    if (access(PYTHON, X_OK) != 0) {
-        return false;
+    const uint32_t numbers[] = {s->vocab_size, s->width,           s->layers,     s->heads, s->kv_heads,
+                                s->ffn_width,  s->sequence_length, config->batch, threads};
+    char script[] = "tests/bench/bench_trainer.py", mode[] = "eager";
+    char *argv[16] = {python, script};
+    for (size_t i = 0; i < DL_COUNT_OF(numbers); i++) {
+        snprintf(sizes[i], sizeof sizes[i], "%u", numbers[i]);
+        argv[2 + i] = sizes[i];
     }
-    FILE *out = popen(command, "r");
-    int found =
-        out == NULL ? 0 : fscanf(out, "tokens_per_second %lf %lf %lf", &rates->min, &rates->median, &rates->max);
-    return out != NULL && pclose(out) == 0 && found == 3;
+    argv[2 + DL_COUNT_OF(numbers)] = mode;
+    int to[2], from[2];
+    if (alone || access(python, X_OK) != 0 || pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) {
+        return torch;
+    }
+    torch.pid = fork();
+    if (torch.pid == 0) {
+        dup2(to[0], STDIN_FILENO);
+        dup2(from[1], STDOUT_FILENO);
+        unsetenv("OPENBLAS_CORETYPE");
+        unsetenv("OPENBLAS_NUM_THREADS");
+        execv(python, argv);
+        _exit(127);
+    }
+    close(to[0]);
+    close(from[1]);
+    torch.in = fdopen(to[1], "w");
+    torch.out = fdopen(from[0], "r");
+    if (torch.pid < 0 || fscanf(torch.out, "%15s", ready) != 1 || strcmp(ready, "ready") != 0) {
+        fprintf(stderr, "bench trainer: PyTorch did not start\n");
+        exit(1);
+    }
+    return torch;
+}
+
+static void run_torch(struct torch *torch, struct steps *steps)
+{
+    fprintf(torch->in, "%g\n", ROUND_SECONDS);
+    fflush(torch->in);
+    double seconds;
+    char after = ' ';
+    while (after != '\n' && fscanf(torch->out, "%lf%c", &seconds, &after) == 2) {
+        if (steps->count < STEPS_MAX) {
+            steps->seconds[steps->count++] = seconds;
+        }
+    }
+    if (after != '\n') {
+        fprintf(stderr, "bench trainer: PyTorch ended early\n");
+        exit(1);
+    }
+}
+
+static void stop_torch(struct torch *torch)
+{
+    if (torch->in != NULL) {
+        fclose(torch->in);
+        fclose(torch->out);
+        waitpid(torch->pid, NULL, 0);
+    }
 }
 
 static void run_config(const struct config *config, uint32_t threads, struct bench_report *report)
 {
     static char names[2 * BENCH_ENTRIES_MAX][48];
-    struct rates torch = {0};
-    bool compared = run_torch(config, threads, &torch);
-    struct ours ours = run_ours(config, threads);
-    printf("%-4s %u thread%s  %8.0f tokens/s (min %.0f, max %.0f)  %5.1f GFLOP/s  %4.1f %% in sgemm", config->name,
-           threads, threads == 1 ? " " : "s", ours.rates.median, ours.rates.min, ours.rates.max, ours.gflops,
-           100 * ours.sgemm_share);
+    static struct steps ours, theirs;
+    ours.count = theirs.count = 0;
+    struct trainer trainer = make_trainer(config, threads);
+    struct torch torch = start_torch(config, threads);
+    bool compared = torch.in != NULL;
+    train_step(trainer.model, trainer.adamw, trainer.tokens, trainer.targets); /* Warms caches and page tables. */
+    (void)wk_model_take_sgemm_ns(trainer.model);
+    double wall = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        if (compared) {
+            run_torch(&torch, &theirs);
+        }
+        wall += run_ours(&trainer, &ours, threads);
+    }
+    stop_torch(&torch);
+    double in_sgemm = (double)wk_model_take_sgemm_ns(trainer.model) * 1e-9;
+    double share = in_sgemm / (wall * threads), tokens = config->batch * config->spec.sequence_length;
+    struct bench_stats stats = bench_stats_of(ours.seconds, ours.count);
+    printf("%-4s %u thread%s %7.0f tokens/s (min %.0f, max %.0f)  %5.1f GFLOP/s  %4.1f %% in sgemm", config->name,
+           threads, threads == 1 ? " " : "s", tokens / stats.median, tokens / stats.max, tokens / stats.min,
+           wk_model_step_flops(trainer.model, config->batch) / stats.median * 1e-9, 100 * share);
     char *name = names[report->count], *yardstick = names[BENCH_ENTRIES_MAX + report->count];
     snprintf(name, sizeof names[0], "trainer_%s_%ut", config->name, threads);
     snprintf(yardstick, sizeof names[0], "pytorch_eager_%s_%ut", config->name, threads);
-    bench_add(report, name, ours.rates.median, "tokens/s", compared ? yardstick : NULL,
-              compared ? ours.rates.median / torch.median : 0);
+    struct bench_stats yard = compared ? bench_stats_of(theirs.seconds, theirs.count) : stats;
+    bench_add(report, name, tokens / stats.median, "tokens/s", compared ? yardstick : NULL, yard.median / stats.median);
     if (compared) {
-        printf("  PyTorch eager %.0f (min %.0f, max %.0f)  ratio %.2f", torch.median, torch.min, torch.max,
-               ours.rates.median / torch.median);
-        bench_add(report, yardstick, torch.median, "tokens/s", NULL, 0);
+        printf("  PyTorch eager %.0f (min %.0f, max %.0f)  ratio of medians %.2f, of best steps %.2f",
+               tokens / yard.median, tokens / yard.max, tokens / yard.min, yard.median / stats.median,
+               yard.min / stats.min);
+        bench_add(report, yardstick, tokens / yard.median, "tokens/s", NULL, 0);
     }
-    char *share = names[report->count];
-    snprintf(share, sizeof names[0], "sgemm_share_%s_%ut", config->name, threads);
-    bench_add(report, share, ours.sgemm_share, "of step", NULL, 0);
+    char *share_name = names[report->count];
+    snprintf(share_name, sizeof names[0], "sgemm_share_%s_%ut", config->name, threads);
+    bench_add(report, share_name, share, "of step", NULL, 0);
     puts("");
     fflush(stdout);
+    release_trainer(&trainer);
 }
 
 int main(int argc, char **argv)
@@ -195,6 +288,7 @@ int main(int argc, char **argv)
     printf("OpenBLAS %s, %.0f GFLOP/s a thread%s%s\n", blas.core, blas.gflops, blas.warning[0] != 0 ? "; " : "",
            blas.warning);
     static struct bench_report report;
+    alone = argc == 4 && strcmp(argv[3], "alone") == 0;
     uint32_t cores = (uint32_t)DL_MAX(sysconf(_SC_NPROCESSORS_ONLN), 1L);
     for (size_t i = 0; i < DL_COUNT_OF(configs); i++) {
         for (uint32_t threads = 1; threads <= DL_MIN(cores, 2u); threads++) {

@@ -1,8 +1,8 @@
 """The trainer's yardstick: the same transformer in PyTorch, eager or compiled, on the CPU.
 
-bench_trainer.py VOCAB WIDTH LAYERS HEADS KV_HEADS FFN SEQUENCE BATCH THREADS SECONDS eager|compile
-Prints "tokens_per_second MIN MEDIAN MAX" over steps. Run with the Python of an environment that has PyTorch."""
-import statistics
+bench_trainer.py VOCAB WIDTH LAYERS HEADS KV_HEADS FFN SEQUENCE BATCH THREADS eager|compile
+Prints "ready"; then, for every line with a number of seconds on its input, trains that long and prints the seconds of each
+step in one line. Run with the Python of an environment that has PyTorch."""
 import sys
 import time
 
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, FFN, SEQUENCE, BATCH, THREADS = map(int, sys.argv[1:10])
-SECONDS = float(sys.argv[10])
 HEAD_WIDTH = WIDTH // HEADS
 torch.manual_seed(0)
 torch.set_num_threads(THREADS)
@@ -79,7 +78,7 @@ model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
 tokens = torch.randint(0, VOCAB, (BATCH, SEQUENCE))
 targets = torch.randint(0, VOCAB, (BATCH, SEQUENCE))
-run = torch.compile(model) if sys.argv[11] == "compile" else model
+run = torch.compile(model) if sys.argv[10] == "compile" else model
 
 
 def step():
@@ -91,12 +90,16 @@ def step():
     return loss.item()
 
 
+# One thread is timed by the processor time that it gets, so that others on the machine do not count.
+clock = time.process_time if THREADS == 1 else time.perf_counter
 step()
 step()
-rates = []
-end = time.perf_counter() + SECONDS
-while len(rates) < 3 or time.perf_counter() < end:
-    start = time.perf_counter()
-    step()
-    rates.append(BATCH * SEQUENCE / (time.perf_counter() - start))
-print("tokens_per_second", min(rates), statistics.median(rates), max(rates))
+print("ready", flush=True)
+for line in sys.stdin:
+    end = time.perf_counter() + float(line)
+    seconds = []
+    while not seconds or time.perf_counter() < end:
+        start = clock()
+        step()
+        seconds.append(clock() - start)
+    print(*seconds[:1000], flush=True)

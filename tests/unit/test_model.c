@@ -12,6 +12,7 @@
 #include "tests/unit/unit.h"
 #include "worker/model/adamw.h"
 #include "worker/model/attention.h"
+#include "worker/model/blas.h"
 #include "worker/model/generate.h"
 #include "worker/model/model.h"
 #include "worker/model/model_internal.h"
@@ -542,11 +543,25 @@ static void test_initial_weights(void)
     wk_model_free(c);
 }
 
-UNIT_MAIN("model", {"gradients against finite differences", test_gradients},
-          {"gradients over blocks", test_gradients_over_blocks}, {"long attention", test_long_attention},
-          {"equal bits over threads", test_equal_bits_over_threads},
-          {"training lowers the loss", test_training_lowers_the_loss},
-          {"no allocation in a step", test_no_allocation_in_a_step}, {"refusals", test_refusals},
-          {"bad input", test_bad_input}, {"forward only", test_forward_only},
-          {"generator agrees with logits", test_generator_agrees_with_logits}, {"sampling", test_sampling},
-          {"initial weights", test_initial_weights})
+int main(int argc, char **argv)
+{
+    struct wk_blas_report report;
+    struct dl_err err;
+    if (wk_blas_init(argc, argv, &report, &err) != DL_OK) {
+        fprintf(stderr, "%s\n", err.text);
+        return 1;
+    }
+    static const struct unit_case cases[] = {{"gradients against finite differences", test_gradients},
+                                             {"gradients over blocks", test_gradients_over_blocks},
+                                             {"long attention", test_long_attention},
+                                             {"equal bits over threads", test_equal_bits_over_threads},
+                                             {"training lowers the loss", test_training_lowers_the_loss},
+                                             {"no allocation in a step", test_no_allocation_in_a_step},
+                                             {"refusals", test_refusals},
+                                             {"bad input", test_bad_input},
+                                             {"forward only", test_forward_only},
+                                             {"generator agrees with logits", test_generator_agrees_with_logits},
+                                             {"sampling", test_sampling},
+                                             {"initial weights", test_initial_weights}};
+    return unit_main("model", cases, DL_COUNT_OF(cases));
+}

@@ -3,6 +3,7 @@
 #include <cblas.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <math.h>
 #include <spawn.h>
 #include <stdint.h>
@@ -195,6 +196,16 @@ static char **probe_environment(char *core_entry, char *probe_entry)
     return copy;
 }
 
+/* This program's own path. Its name, unlike /proc/self/exe, is what process lists then show. */
+static void own_path(char *out, size_t size)
+{
+    ssize_t length = readlink("/proc/self/exe", out, size - 1);
+    out[length > 0 ? length : 0] = 0;
+    if (access(out, X_OK) != 0) { /* Replaced or removed since it was started. */
+        snprintf(out, size, "/proc/self/exe");
+    }
+}
+
 /* GFLOP/s of the child with `core`, or 0 when it failed in any way. */
 static double probe(const char *core, char **argv)
 {
@@ -205,12 +216,14 @@ static double probe(const char *core, char **argv)
     if (environment == NULL || pipe2(ends, O_CLOEXEC) != 0) {
         return 0;
     }
+    char path[PATH_MAX];
+    own_path(path, sizeof path);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
     pid_t child;
-    int failure = posix_spawn(&child, "/proc/self/exe", &actions, NULL, argv, environment);
+    int failure = posix_spawn(&child, path, &actions, NULL, argv, environment);
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     size_t used = 0;
@@ -240,10 +253,12 @@ static void restart_if_better(const char *const *cores, size_t count, char **arg
         if (probe(cores[i], argv) < WORTH_A_RESTART * now) {
             continue;
         }
+        char path[PATH_MAX];
+        own_path(path, sizeof path);
         setenv(CORE_ENV, cores[i], 1);
         setenv(WK_BLAS_GUARD_ENV, cores[i], 1);
         setenv("OPENBLAS_NUM_THREADS", "1", 0); /* Its threads would only be started to stay idle. */
-        execv("/proc/self/exe", argv);
+        execv(path, argv);
         snprintf(report->warning, sizeof report->warning, "cannot restart with " CORE_ENV "=%s: %s", cores[i],
                  strerror(errno));
         unsetenv(CORE_ENV);

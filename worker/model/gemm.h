@@ -1,7 +1,10 @@
-/* wk_gemm: matrix products of a step, cut into tiles that the pool's threads share.
+/* wk_gemm: matrix products of a step, cut into tiles that the pool's threads share, with equal bits for every number of
+ * threads.
  *
- * The tiles follow from the shape alone, and every tile is one cblas_sgemm call on one thread with its own part of C:
- * the same bits for every number of threads. */
+ * Every tile is one cblas_sgemm call on one thread with its own part of C; nothing is summed across tiles. OpenBLAS
+ * packs its operands in every call, so fewer tiles are faster. Whether an element's bits depend on the tile that it is
+ * computed in is a property of OpenBLAS' kernels, tried out once: where they do not (AVX-512 kernels), there are as
+ * many tiles as threads; where they do (Haswell kernels), the tiles follow from the shape alone. */
 #ifndef WK_MODEL_GEMM_H
 #define WK_MODEL_GEMM_H
 
@@ -33,6 +36,17 @@ struct wk_gemm {
 };
 
 #define WK_GEMMS_MAX 4 /* Products in one job. */
+
+/* Products with fewer multiplications are one tile, and no tile has fewer than a quarter of it: OpenBLAS computes small
+ * products with other kernels, which sum in another order. */
+#define WK_GEMM_WORK_MIN (UINT64_C(1) << 22)
+
+/* Whether tiles may follow the number of threads. Tried out at the first call (about 20 ms); any thread. OpenBLAS must
+ * be set to one thread a call. */
+bool wk_gemm_tiles_freely(void);
+
+/* The check itself: products of a few shapes, whole and cut, agree in every bit. */
+bool wk_gemm_try_tiles(void);
 
 /* Runs `count` independent products as one job. */
 void wk_gemm_run(struct wk_pool *pool, struct wk_meter *meter, const struct wk_gemm *gemms, uint32_t count);

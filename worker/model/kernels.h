@@ -1,7 +1,7 @@
 /* wk_kernels: the element-wise parts of the transformer, on rows of float32.
  *
- * Built for several instruction sets, chosen when the program starts, with equal bits in all of them: no contraction,
- * and sums over 16 fixed lanes. Each has a plain reference in the tests. Pure; any thread. */
+ * Built for several instruction sets, chosen at run time (common/isa.h), with equal bits in all of them: no
+ * contraction, and sums over 16 fixed lanes. Each has a plain reference in the tests. Pure; any thread. */
 #ifndef WK_MODEL_KERNELS_H
 #define WK_MODEL_KERNELS_H
 

@@ -146,6 +146,7 @@ enum dl_rc wk_model_new(const struct dl_model_spec *spec, const struct wk_model_
     }
     /* The pool's threads call sgemm side by side; each call stays on its own thread. */
     openblas_set_num_threads(1);
+    (void)wk_gemm_tiles_freely(); /* Now, rather than in the first step. */
     wk_fill_rotary(&model->spec, model->dims.length, model->acts.cosine, model->acts.sine);
     model->attention = (struct wk_attention_shape){.heads = model->dims.heads,
                                                    .kv_heads = model->dims.kv_heads,

@@ -1,0 +1,2 @@
+#define KERNELS wk_kernels_portable
+#include "worker/model/kernels.inc"
