@@ -75,12 +75,13 @@ class Failure(AssertionError):
 
 
 class Ensemble:
-    def __init__(self, build, job, keep=False):
+    def __init__(self, build, job, keep=False, text=True):
         self.bin = pathlib.Path(build).resolve() / "bin"
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-test-"))
         self.keep = keep
         self.job = job
-        corpus(self.folder / TEXT)
+        if text:
+            corpus(self.folder / TEXT)
         self.job_file = self.folder / "job.json"
         self.job_file.write_text(json.dumps(job))
         self.token = "token-of-the-test"
