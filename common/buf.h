@@ -1,7 +1,7 @@
 /* dl_buf: a byte or text buffer that grows up to a stated maximum. Owner's thread only.
  *
- * Appending past the maximum, or without memory, sets `failed` and appends nothing; callers may append freely and look at
- * the end. */
+ * Appending past the maximum, or without memory, sets `failed` and appends nothing; callers may append freely and look
+ * at the end. */
 #ifndef DL_COMMON_BUF_H
 #define DL_COMMON_BUF_H
 
@@ -12,8 +12,8 @@
 #include "common/err.h"
 
 struct dl_buf {
-    char *data;     /* Always zero-terminated once something was appended; NULL before. */
-    size_t size;    /* Without the terminating zero. */
+    char *data;  /* Always zero-terminated once something was appended; NULL before. */
+    size_t size; /* Without the terminating zero. */
     size_t capacity;
     size_t max;
     bool failed;

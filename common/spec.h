@@ -1,7 +1,8 @@
 /* dl_spec: a DecoupledDiLoCoJob, parsed, with defaults filled in and every bound checked.
  *
- * The same manifest (YAML or JSON) that `kubectl apply` takes. Names, types, defaults, bounds and one-line documentation of
- * all fields stand in ONE table (spec_table.c); parser, CRD schema, `--explain` and docs are made from it.
+ * The same manifest (YAML or JSON) that `kubectl apply` takes. Names, types, defaults, bounds and one-line
+ * documentation of all fields stand in ONE table (spec_table.c); parser, CRD schema, `--explain` and docs are made from
+ * it.
  *
  * Pure but for dl_spec_load (reads a file). Any thread. A spec is read-only once parsed; dl_spec_free releases it. */
 #ifndef DL_COMMON_SPEC_H
@@ -18,7 +19,8 @@
 #define DL_SPEC_BYTES_MAX (1024 * 1024) /* A manifest larger than this is refused before it is parsed. */
 #define DL_SPEC_PATHS_MAX 64
 #define DL_SPEC_POOLS_MAX 16
-#define DL_SPEC_NAME_MAX 64   /* Bytes with the terminating zero: a DNS label has at most 63. */
+#define DL_SPEC_NAME_MAX 64     /* Bytes with the terminating zero: a DNS label has at most 63. */
+#define DL_SPEC_JOB_NAME_MAX 45 /* Characters of a job's name, so that names made from it stay DNS labels. */
 #define DL_SPEC_TEXT_MAX 256
 #define DL_SPEC_LEARNERS_MAX 1024
 #define DL_SPEC_FRAGMENTS_MAX 512
@@ -40,9 +42,9 @@ struct dl_count_or_percent {
     bool is_percent;
 };
 
-struct dl_model_spec { /* Decoder-only transformer. */
-    uint32_t vocab_size;      /* 256: bytes. */
-    uint32_t width;           /* Model dimension; heads divide it. */
+struct dl_model_spec {   /* Decoder-only transformer. */
+    uint32_t vocab_size; /* 256: bytes. */
+    uint32_t width;      /* Model dimension; heads divide it. */
     uint32_t layers;
     uint32_t heads;
     uint32_t kv_heads;        /* Grouped-query attention: divides `heads`. 0 in the manifest: as many as heads. */
@@ -51,29 +53,29 @@ struct dl_model_spec { /* Decoder-only transformer. */
     bool tied_embeddings;
     double rope_theta;
     double norm_epsilon;
-    double init_std;          /* Standard deviation of initial weights. */
+    double init_std; /* Standard deviation of initial weights. */
 };
 
 struct dl_data_spec {
     uint32_t path_count;
     char paths[DL_SPEC_PATHS_MAX][DL_SPEC_TEXT_MAX]; /* Files; relative ones against the manifest's folder. */
-    enum dl_data_format format;  /* auto: .bin by header, gzip/dictzip by magic, else text. */
-    double validation_fraction;  /* Tail of the data, held out; never trained on. */
-    uint32_t validation_sequences; /* Sequences in one evaluation. */
+    enum dl_data_format format;                      /* auto: .bin by header, gzip/dictzip by magic, else text. */
+    double validation_fraction;                      /* Tail of the data, held out; never trained on. */
+    uint32_t validation_sequences;                   /* Sequences in one evaluation. */
 };
 
 struct dl_inner_spec { /* AdamW. */
     double learning_rate;
     double min_learning_rate_ratio; /* Cosine decay ends at this share of learning_rate. */
     uint32_t warmup_steps;
-    uint32_t decay_steps;           /* 0 in the manifest: the steps that the token budget gives one learner. */
+    uint32_t decay_steps; /* 0 in the manifest: the steps that the token budget gives one learner. */
     double beta1, beta2, epsilon, weight_decay;
-    double clip_norm;               /* 0: no clipping. */
+    double clip_norm; /* 0: no clipping. */
 };
 
 struct dl_training_spec {
-    uint64_t token_budget;  /* Over all learners; reached: the job has succeeded. */
-    uint64_t round_budget;  /* Rounds over all fragments and shards; 0: none. */
+    uint64_t token_budget; /* Over all learners; reached: the job has succeeded. */
+    uint64_t round_budget; /* Rounds over all fragments and shards; 0: none. */
     uint64_t seed;
     uint32_t batch_sequences; /* Sequences a learner trains on in one inner step. */
     uint32_t threads;         /* Compute threads of a learner; 0: (cores / learners on this machine), at least 1. */
@@ -84,29 +86,29 @@ struct dl_training_spec {
 };
 
 struct dl_sync_spec {
-    enum dl_sync_mode mode;   /* decoupled: never waits. synchronous: learners wait for pull and update (DiLoCo forms). */
-    uint32_t fragments;       /* P */
+    enum dl_sync_mode mode; /* decoupled: never waits. synchronous: learners wait for pull and update (DiLoCo forms). */
+    uint32_t fragments;     /* P */
     enum dl_layout_kind layout;
-    uint32_t interval;        /* H, inner steps */
-    uint32_t overlap;         /* tau, inner steps */
+    uint32_t interval; /* H, inner steps */
+    uint32_t overlap;  /* tau, inner steps */
     struct {
-        uint32_t steps;       /* Inner steps of interval warm-up; 0: none. */
-        uint32_t interval;    /* Steps between two syncs of all fragments meanwhile. */
+        uint32_t steps;                    /* Inner steps of interval warm-up; 0: none. */
+        uint32_t interval;                 /* Steps between two syncs of all fragments meanwhile. */
         struct dl_count_or_percent quorum; /* Percent: of the connected learners. */
     } warmup;
     struct dl_count_or_percent quorum; /* K; percent: of learners.replicas. */
     struct {
         enum dl_grace_mode mode;
-        double margin;        /* gamma */
-        double max_seconds;   /* Fixed mode waits this long. */
+        double margin;      /* gamma */
+        double max_seconds; /* Fixed mode waits this long. */
     } grace;
     struct {
         enum dl_merge_method method;
         enum dl_merge_method embedding; /* For embedding and output-head tensors. */
         enum dl_weighting weighting;
-        double staleness_decay;  /* lambda; 0: off */
-        uint32_t staleness_max;  /* Versions a push's base may be behind; more is refused as stale_base. */
-        double norm_limit;       /* A push whose delta norm exceeds this many times the round's median is refused. */
+        double staleness_decay; /* lambda; 0: off */
+        uint32_t staleness_max; /* Versions a push's base may be behind; more is refused as stale_base. */
+        double norm_limit;      /* A push whose delta norm exceeds this many times the round's median is refused. */
     } merge;
     struct {
         enum dl_outer_type type;
@@ -115,19 +117,19 @@ struct dl_sync_spec {
     enum dl_codec compression;           /* What a push carries. */
     enum dl_codec broadcast_compression; /* none or bf16 */
     enum dl_apply_mode apply;
-    double apply_alpha;                  /* Streaming DiLoCo's mixing factor; 0: take Theta as it is. */
-    double heartbeat_seconds;            /* <= 20 */
-    double timeout_seconds;              /* No frame for so long: the connection counts as lost. */
-    double join_timeout_seconds;         /* A learner's wait for its first state. */
-    double finish_seconds;               /* At the end: bound of the last merges. */
+    double apply_alpha;          /* Streaming DiLoCo's mixing factor; 0: take Theta as it is. */
+    double heartbeat_seconds;    /* <= 20 */
+    double timeout_seconds;      /* No frame for so long: the connection counts as lost. */
+    double join_timeout_seconds; /* A learner's wait for its first state. */
+    double finish_seconds;       /* At the end: bound of the last merges. */
 };
 
 struct dl_pool_spec {
     char name[DL_SPEC_NAME_MAX];
-    uint32_t replicas;
+    uint32_t replicas; /* Of the last pool: what the others leave of learners.replicas. */
     struct {
         bool enabled;
-        uint32_t max;
+        uint32_t max; /* Learners of the pool, `replicas` included. */
         uint32_t pending_seconds, cooldown_seconds;
     } scavenge;
     char *template_json; /* PodTemplateSpec as written, or NULL. Owned by the spec. */
@@ -135,7 +137,7 @@ struct dl_pool_spec {
 
 struct dl_learners_spec {
     uint32_t min, max, replicas;
-    uint32_t pool_count;               /* At least 1: without pools in the manifest, one named "default". */
+    uint32_t pool_count; /* At least 1: without pools in the manifest, one named "default". */
     struct dl_pool_spec pools[DL_SPEC_POOLS_MAX];
 };
 
@@ -149,9 +151,9 @@ struct dl_spec {
     struct dl_sync_spec sync;
     struct {
         uint32_t shards;
-        char storage_size[32];          /* Kubernetes quantity. */
+        char storage_size[32]; /* Kubernetes quantity. */
         char storage_class[DL_SPEC_NAME_MAX];
-        uint16_t port;                  /* First port on one machine; 0: any free one. In a cluster: the Service's. */
+        uint16_t port; /* First port on one machine; 0: any free one. In a cluster: the Service's. */
         char *template_json;
     } syncer;
     struct dl_learners_spec learners;

@@ -1,4 +1,7 @@
-/* Rules between fields. Each refusal says the numbers and what would do. */
+/* Rules between fields. Each refusal says the numbers and what would do.
+ *
+ * The same rules stand in dl_spec_rules for the API server, which also keeps the names of pools apart: their list is
+ * keyed by name. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,6 +10,46 @@
 #include "common/spec_internal.h"
 
 #define ROUNDS_FOR_MOMENTUM 200 /* Rounds of a fragment below which outer momentum of 0.8 and more harms. */
+#define SIGN_RATE_MAX                                                                                                  \
+    0.1 /* Outer rate of adamw and lion from which every parameter jumps by more than most of them are. */
+
+#define REPLICAS                                                                                                       \
+    "(has(self.learners.replicas) ? self.learners.replicas : "                                                         \
+    "has(self.learners.pools) && self.learners.pools.size() > 0 ? self.learners.pools.map(p, p.replicas).sum() : 1)"
+
+/* They stand at `spec`, or at what has no default of its own: the API server checks the defaults of an object before it
+ * fills in the defaults inside it. */
+const struct dl_rule dl_spec_rules[] = {
+    {"", "self.metadata.name.size() <= 45 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+     "metadata.name: at most 45 of lower-case letters, digits and '-', a letter first"},
+    {"spec.training", "self.model.width % self.model.heads == 0", "model.width must be a multiple of model.heads"},
+    {"spec.training", "(self.model.width / self.model.heads) % 2 == 0",
+     "model.width / model.heads must be even (rotary positions)"},
+    {"spec.training", "self.model.kvHeads == 0 || self.model.heads % self.model.kvHeads == 0",
+     "model.heads must be a multiple of model.kvHeads"},
+    {"spec.training", "self.data.format != 'text' || self.model.vocabSize >= 256",
+     "model.vocabSize must be at least 256 for data of format text"},
+    {"spec", "self.learners.min <= " REPLICAS, "learners.min must not exceed learners.replicas"},
+    {"spec", REPLICAS " <= self.learners.max", "learners.replicas must not exceed learners.max"},
+    {"spec", "type(self.sync.quorum) != int || self.sync.quorum <= self.learners.max",
+     "sync.quorum must not exceed learners.max"},
+    {"spec", "type(self.sync.warmup.quorum) != int || self.sync.warmup.quorum <= self.learners.max",
+     "sync.warmup.quorum must not exceed learners.max"},
+    {"spec", "self.sync.overlap == 0 || self.sync.overlap < self.sync.interval",
+     "sync.overlap must be below sync.interval"},
+    {"spec",
+     "self.sync.warmup.steps == 0 || self.sync.mode == 'synchronous' || "
+     "self.sync.warmup.interval <= self.sync.interval",
+     "sync.warmup.interval must not exceed sync.interval (or set sync.warmup.steps: 0)"},
+    {"spec", "self.sync.timeoutSeconds > 2.0 * self.sync.heartbeatSeconds",
+     "sync.timeoutSeconds must be above twice sync.heartbeatSeconds, else one late heartbeat cuts a live connection"},
+    {"spec", "self.sync.apply != 'rebase' || self.sync.applyAlpha == 0.0",
+     "sync.apply: rebase and sync.applyAlpha exclude each other"},
+    {"spec", "self.syncer.shards <= self.sync.fragments", "syncer.shards must not exceed sync.fragments"},
+    {"spec", "self.syncer.port == 0 || self.syncer.port + self.syncer.shards <= 65536",
+     "syncer.port + syncer.shards must not end beyond 65535"},
+};
+const size_t dl_spec_rule_count = DL_COUNT_OF(dl_spec_rules);
 
 uint32_t dl_count_resolve(struct dl_count_or_percent count, uint32_t of)
 {
@@ -15,28 +58,37 @@ uint32_t dl_count_resolve(struct dl_count_or_percent count, uint32_t of)
     return (uint32_t)DL_MAX(DL_MIN(value, most), 1u);
 }
 
-static enum dl_rc check_model(struct dl_model_spec *m, struct dl_err *err)
+static enum dl_rc check_training(struct dl_training_spec *t, struct dl_err *err)
 {
+    struct dl_model_spec *m = &t->model;
     m->kv_heads = m->kv_heads == 0 ? m->heads : m->kv_heads;
-    m->ffn_width = m->ffn_width == 0 ? (m->width * 8 / 3 + 31) / 32 * 32 : m->ffn_width;
+    m->ffn_width = m->ffn_width == 0 ? (m->width * 8u / 3 + 31) / 32 * 32 : m->ffn_width;
     if (m->width % m->heads != 0) {
-        return dl_err_set(err, DL_EINVAL, "spec.training.model: width %u is not a multiple of heads %u", m->width, m->heads);
+        return dl_err_set(err, DL_EINVAL, "spec.training.model: width %u is not a multiple of heads %u", m->width,
+                          m->heads);
     }
     if (m->width / m->heads % 2 != 0) {
-        return dl_err_set(err, DL_EINVAL,
-                          "spec.training.model: width %u / heads %u = %u per head; rotary positions need an even number",
-                          m->width, m->heads, m->width / m->heads);
+        return dl_err_set(
+            err, DL_EINVAL,
+            "spec.training.model: width %u / heads %u = %u per head; rotary positions need an even number", m->width,
+            m->heads, m->width / m->heads);
     }
     if (m->heads % m->kv_heads != 0) {
         return dl_err_set(err, DL_EINVAL, "spec.training.model: heads %u is not a multiple of kvHeads %u", m->heads,
                           m->kv_heads);
     }
+    if (t->data.format == DL_DATA_TEXT && m->vocab_size < 256) {
+        return dl_err_set(err, DL_EINVAL,
+                          "spec.training: model.vocabSize %u, but data of format text needs 256, a token a byte",
+                          m->vocab_size);
+    }
     return DL_OK;
 }
 
-static enum dl_rc check_learners(struct dl_spec *spec, bool has_replicas, struct dl_err *err)
+/* The last pool takes what the others leave of learners.replicas, so that the one number which the scale subresource
+ * moves is the sum. Scaled below what the others want, it is for the planner to cut those as well. */
+static void share_out_replicas(struct dl_learners_spec *l, bool has_replicas)
 {
-    struct dl_learners_spec *l = &spec->learners;
     uint64_t sum = 0;
     for (uint32_t i = 0; i < l->pool_count; i++) {
         sum += l->pools[i].replicas;
@@ -44,28 +96,30 @@ static enum dl_rc check_learners(struct dl_spec *spec, bool has_replicas, struct
     if (l->pool_count == 0) {
         l->pool_count = 1;
         memcpy(l->pools[0].name, "default", sizeof "default");
-        l->pools[0].replicas = l->replicas;
         l->pools[0].scavenge.pending_seconds = 120;
         l->pools[0].scavenge.cooldown_seconds = 60;
     } else if (!has_replicas) {
-        l->replicas = (uint32_t)DL_MIN(sum, UINT32_MAX);
-    } else if (sum != l->replicas) {
-        return dl_err_set(err, DL_EINVAL,
-                          "spec.learners: replicas %u, but the pools' replicas add up to %" PRIu64 "; make them equal or leave "
-                          "spec.learners.replicas out",
-                          l->replicas, sum);
+        l->replicas = (uint32_t)sum; /* At most 16 pools of 1024. */
     }
+    uint64_t others = sum - l->pools[l->pool_count - 1].replicas;
+    l->pools[l->pool_count - 1].replicas = others < l->replicas ? l->replicas - (uint32_t)others : 0;
+}
+
+static enum dl_rc check_learners(struct dl_spec *spec, bool has_replicas, struct dl_err *err)
+{
+    struct dl_learners_spec *l = &spec->learners;
+    share_out_replicas(l, has_replicas);
     if (l->min > l->replicas || l->replicas > l->max) {
-        return dl_err_set(err, DL_EINVAL, "spec.learners: min %u <= replicas %u <= max %u does not hold", l->min, l->replicas,
-                          l->max);
+        return dl_err_set(err, DL_EINVAL, "spec.learners: min %u <= replicas %u <= max %u does not hold", l->min,
+                          l->replicas, l->max);
     }
     const struct dl_count_or_percent quorums[] = {spec->sync.quorum, spec->sync.warmup.quorum};
     static const char *const names[] = {"spec.sync.quorum", "spec.sync.warmup.quorum"};
     for (size_t i = 0; i < DL_COUNT_OF(quorums); i++) {
         if (!quorums[i].is_percent && quorums[i].value > l->max) {
             return dl_err_set(err, DL_EINVAL,
-                              "%s: %u, but there are never more than spec.learners.max = %u learners; use 1 to %u", names[i],
-                              quorums[i].value, l->max, l->max);
+                              "%s: %u, but there are never more than spec.learners.max = %u learners; use 1 to %u",
+                              names[i], quorums[i].value, l->max, l->max);
         }
     }
     return DL_OK;
@@ -78,21 +132,24 @@ static enum dl_rc check_sync(const struct dl_spec *spec, struct dl_err *err)
         return dl_err_set(err, DL_EINVAL, "spec.sync: overlap %u must be below interval %u", s->overlap, s->interval);
     }
     if (s->warmup.steps > 0 && s->warmup.interval > s->interval && s->mode == DL_SYNC_DECOUPLED) {
-        return dl_err_set(err, DL_EINVAL, "spec.sync: warmup.interval %u must not exceed interval %u (or set warmup.steps: 0)",
+        return dl_err_set(err, DL_EINVAL,
+                          "spec.sync: warmup.interval %u must not exceed interval %u (or set warmup.steps: 0)",
                           s->warmup.interval, s->interval);
     }
     if (s->timeout_seconds <= 2 * s->heartbeat_seconds) {
-        return dl_err_set(err, DL_EINVAL,
-                          "spec.sync: timeoutSeconds %g must be above twice heartbeatSeconds %g, else one late heartbeat cuts a "
-                          "live connection",
-                          s->timeout_seconds, s->heartbeat_seconds);
+        return dl_err_set(
+            err, DL_EINVAL,
+            "spec.sync: timeoutSeconds %g must be above twice heartbeatSeconds %g, else one late heartbeat cuts a "
+            "live connection",
+            s->timeout_seconds, s->heartbeat_seconds);
     }
     if (spec->syncer.shards > s->fragments) {
         return dl_err_set(err, DL_EINVAL, "spec.syncer.shards: %u shards, but only %u fragments to spread over them",
                           spec->syncer.shards, s->fragments);
     }
     if (s->apply == DL_APPLY_REBASE && s->apply_alpha > 0) {
-        return dl_err_set(err, DL_EINVAL, "spec.sync: apply rebase and applyAlpha %g exclude each other", s->apply_alpha);
+        return dl_err_set(err, DL_EINVAL, "spec.sync: apply rebase and applyAlpha %g exclude each other",
+                          s->apply_alpha);
     }
     if (spec->syncer.port != 0 && spec->syncer.port + spec->syncer.shards - 1 > 65535) {
         return dl_err_set(err, DL_EINVAL, "spec.syncer.port: %u + %u shards ends beyond 65535", spec->syncer.port,
@@ -101,7 +158,8 @@ static enum dl_rc check_sync(const struct dl_spec *spec, struct dl_err *err)
     return DL_OK;
 }
 
-/* --- warnings ----------------------------------------------------------------------------------------------------------- */
+/* --- warnings
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void warn(struct dl_spec_warnings *warnings, const char *fmt, ...) DL_PRINTF(2, 3);
 static void warn(struct dl_spec_warnings *warnings, const char *fmt, ...)
@@ -114,13 +172,18 @@ static void warn(struct dl_spec_warnings *warnings, const char *fmt, ...)
     }
 }
 
-static void look_for_disappointment(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
+/* Inner steps that the token budget gives each learner. */
+static uint64_t steps_of_learner(const struct dl_spec *spec)
 {
-    const struct dl_sync_spec *s = &spec->sync;
     const struct dl_training_spec *t = &spec->training;
     uint64_t step_tokens = (uint64_t)t->batch_sequences * t->model.sequence_length;
-    uint64_t steps = t->token_budget / (step_tokens * DL_MAX(spec->learners.replicas, 1u));
-    uint64_t rounds = steps / s->interval;
+    return t->token_budget / (step_tokens * DL_MAX(spec->learners.replicas, 1u));
+}
+
+static void warn_of_optimizers(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
+{
+    const struct dl_sync_spec *s = &spec->sync;
+    uint64_t steps = steps_of_learner(spec), rounds = steps / s->interval;
     bool has_memory = s->outer.type != DL_OUTER_SGD && s->outer.momentum >= 0.8;
     if (has_memory && rounds < ROUNDS_FOR_MOMENTUM) {
         warn(warnings,
@@ -129,32 +192,79 @@ static void look_for_disappointment(const struct dl_spec *spec, struct dl_spec_w
              "momentum 0.5, or a longer run",
              s->outer.momentum, rounds, ROUNDS_FOR_MOMENTUM);
     }
-    if (rounds == 0) {
+    if ((s->outer.type == DL_OUTER_ADAMW || s->outer.type == DL_OUTER_LION) &&
+        s->outer.learning_rate >= SIGN_RATE_MAX) {
         warn(warnings,
-             "spec.training.tokenBudget %" PRIu64 " is %" PRIu64 " inner steps a learner, below interval %u: no fragment is synced "
-             "at its own pace; use an interval of at most %" PRIu64,
-             t->token_budget, steps, s->interval, DL_MAX(steps / 4, UINT64_C(1)));
+             "spec.sync.outerOptimizer.learningRate %g: with type %s every parameter moves by about as much in each "
+             "round, "
+             "whatever its gradient; use a rate of the size of innerOptimizer.learningRate %g",
+             s->outer.learning_rate, dl_spec_enum_name("sync.outerOptimizer.type", (int)s->outer.type),
+             spec->training.inner.learning_rate);
     }
-    if (s->mode == DL_SYNC_DECOUPLED && s->interval < s->fragments) {
-        warn(warnings, "spec.sync.interval %u is below fragments %u: several fragments share an inner step; use at most %u "
-                       "fragments",
+    if (steps > 0 && spec->training.inner.warmup_steps > steps / 2) {
+        warn(warnings,
+             "spec.training.innerOptimizer.warmupSteps %u is more than half of the %" PRIu64
+             " inner steps a learner takes; use at most %" PRIu64,
+             spec->training.inner.warmup_steps, steps, steps / 10);
+    }
+}
+
+static void warn_of_pace(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
+{
+    const struct dl_sync_spec *s = &spec->sync;
+    uint64_t steps = steps_of_learner(spec);
+    if (steps < s->interval) {
+        warn(warnings,
+             "spec.training.tokenBudget %" PRIu64 " is %" PRIu64
+             " inner steps a learner, below interval %u: no fragment is "
+             "synced at its own pace; use an interval of at most %" PRIu64,
+             spec->training.token_budget, steps, s->interval, DL_MAX(steps / 4, UINT64_C(1)));
+    }
+    if (s->mode != DL_SYNC_DECOUPLED) {
+        return;
+    }
+    if (s->interval < s->fragments) {
+        warn(warnings,
+             "spec.sync.interval %u is below fragments %u: several fragments share an inner step; use at most %u "
+             "fragments",
              s->interval, s->fragments, s->interval);
     }
-    uint32_t quorum = dl_count_resolve(s->quorum, spec->learners.replicas);
-    if (s->mode == DL_SYNC_DECOUPLED && quorum == spec->learners.replicas && quorum > 1) {
-        warn(warnings, "spec.sync.quorum: all %u learners; one that is lost holds every round until it is replaced; use %u or "
-                       "less, or mode synchronous when that is meant",
+    if (s->warmup.steps > 0 && s->warmup.steps > steps / 2) {
+        warn(warnings, "spec.sync.warmup.steps %u is more than half of the %" PRIu64 " inner steps a learner takes",
+             s->warmup.steps, steps);
+    }
+    if (s->grace.mode == DL_GRACE_ADAPTIVE && s->overlap == 0 && spec->learners.replicas > 1) {
+        warn(warnings,
+             "spec.sync.grace: mode adaptive shares out the slack of overlapped steps, and with overlap 0 there is "
+             "none, so a round merges as soon as it has its quorum; use overlap 1 or more, or grace mode fixed");
+    }
+}
+
+static void warn_of_quorum(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
+{
+    const struct dl_sync_spec *s = &spec->sync;
+    uint32_t replicas = spec->learners.replicas, quorum = dl_count_resolve(s->quorum, replicas);
+    if (s->mode == DL_SYNC_DECOUPLED && quorum == replicas && quorum > 1) {
+        warn(warnings,
+             "spec.sync.quorum: all %u learners; one that is lost holds every round until it is replaced; use %u or "
+             "less, or mode synchronous when that is meant",
              quorum, quorum - 1);
     }
-    if (s->mode == DL_SYNC_DECOUPLED && s->warmup.steps > 0 && s->warmup.steps > steps / 2) {
-        warn(warnings, "spec.sync.warmup.steps %u is more than half of the %" PRIu64 " inner steps a learner takes", s->warmup.steps,
-             steps);
+    if (!s->quorum.is_percent && s->quorum.value > replicas && replicas > 0) {
+        warn(warnings, "spec.sync.quorum %u is above learners.replicas %u and counts as %u until there are more",
+             s->quorum.value, replicas, quorum);
+    }
+    if (s->mode == DL_SYNC_SYNCHRONOUS && quorum == 1 && replicas > 1 && s->grace.mode != DL_GRACE_FIXED) {
+        warn(warnings,
+             "spec.sync.quorum: 1 of %u learners in mode synchronous; a round may merge what one learner sent; use "
+             "\"100%%\" to average all",
+             replicas);
     }
 }
 
 enum dl_rc dl_spec_check(struct dl_spec *spec, bool has_replicas, struct dl_spec_warnings *warnings, struct dl_err *err)
 {
-    enum dl_rc rc = check_model(&spec->training.model, err);
+    enum dl_rc rc = check_training(&spec->training, err);
     if (rc == DL_OK) {
         rc = check_learners(spec, has_replicas, err);
     }
@@ -162,7 +272,9 @@ enum dl_rc dl_spec_check(struct dl_spec *spec, bool has_replicas, struct dl_spec
         rc = check_sync(spec, err);
     }
     if (rc == DL_OK) {
-        look_for_disappointment(spec, warnings);
+        warn_of_optimizers(spec, warnings);
+        warn_of_pace(spec, warnings);
+        warn_of_quorum(spec, warnings);
     }
     return rc;
 }

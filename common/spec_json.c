@@ -6,7 +6,7 @@
 #include "common/mem.h"
 #include "common/spec_internal.h"
 
-#define PLACE(type) ((const type *)((const char *)base + field->offset))
+#define PLACE(type) ((const type *)(const void *)((const char *)base + field->offset))
 
 static void write_value(const struct dl_field *field, const void *base, const struct dl_spec *spec, struct dl_buf *out)
 {
@@ -91,8 +91,9 @@ enum dl_rc dl_spec_to_json(const struct dl_spec *spec, char **out, struct dl_err
 {
     struct dl_buf buf;
     dl_buf_init(&buf, DL_SPEC_BYTES_MAX);
-    dl_buf_printf(&buf, "{\"apiVersion\":\"%s\",\"kind\":\"%s\",\"metadata\":{\"name\":\"%s\",\"namespace\":\"%s\"},\"spec\":{",
-                  DL_SPEC_API_VERSION, DL_SPEC_KIND, spec->name, spec->namespace_name);
+    dl_buf_printf(
+        &buf, "{\"apiVersion\":\"%s\",\"kind\":\"%s\",\"metadata\":{\"name\":\"%s\",\"namespace\":\"%s\"},\"spec\":{",
+        DL_SPEC_API_VERSION, DL_SPEC_KIND, spec->name, spec->namespace_name);
     write_fields(dl_spec_fields, dl_spec_field_count, spec, spec, &buf);
     /* The learners' fields are the table's last, so that the pools can be put beside them. */
     if (!buf.failed && buf.size > 0 && buf.data[buf.size - 1] == '}') {

@@ -1,4 +1,5 @@
 /* Manifest text to struct dl_spec, field by field after the table. */
+#include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -29,7 +30,8 @@ static enum dl_rc fail(struct reader *r, const struct dl_node *node, const char 
     return dl_err_set(r->err, DL_EINVAL, "%s:%u: %s: %s", r->origin, node->line, path, text);
 }
 
-/* --- names -------------------------------------------------------------------------------------------------------------- */
+/* --- names
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Levenshtein distance of two short names, cut off at 64 characters. */
 static unsigned distance(const char *a, const char *b)
@@ -66,8 +68,8 @@ static const char *part_below(const char *path, const char *inner, char *out, si
     return out;
 }
 
-static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, const char *inner, const struct dl_node *node,
-                                const char *path)
+static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, const char *inner,
+                                const struct dl_node *node, const char *path)
 {
     char best[64] = "", part[64];
     unsigned best_distance = 1000;
@@ -89,7 +91,8 @@ static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, con
     return fail(r, node, path, text);
 }
 
-/* --- values ------------------------------------------------------------------------------------------------------------- */
+/* --- values
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static enum dl_rc read_paths(struct reader *r, const struct dl_node *node, const char *path)
 {
@@ -99,8 +102,8 @@ static enum dl_rc read_paths(struct reader *r, const struct dl_node *node, const
     }
     uint32_t count = 0;
     for (const struct dl_node *item = node->first; item != NULL; item = item->next) {
-        if (item->kind != DL_NODE_SCALAR || item->text[0] == 0) {
-            return fail(r, item, path, "every entry must be a file name");
+        if (item->kind != DL_NODE_SCALAR || item->text[0] == 0 || !dl_scalar_is_text(item->text, item->quoted)) {
+            return fail(r, item, path, "every entry must be a file name (a text: put numbers in quotes)");
         }
         if (count == DL_SPEC_PATHS_MAX || strlen(item->text) >= DL_SPEC_TEXT_MAX) {
             return fail(r, item, path, "at most 64 files with at most 255 characters each");
@@ -147,7 +150,8 @@ static enum dl_rc read_field(struct reader *r, const struct scope *scope, const 
     return rc == DL_OK ? DL_OK : fail(r, node, path, inner.text);
 }
 
-/* --- structure ---------------------------------------------------------------------------------------------------------- */
+/* --- structure
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static enum dl_rc read_map(struct reader *r, const struct scope *scope, const char *inner, const struct dl_node *map);
 static enum dl_rc read_pools(struct reader *r, const struct dl_node *list);
@@ -202,7 +206,7 @@ static enum dl_rc set_defaults(const struct dl_field *fields, size_t count, void
 {
     for (size_t i = 0; i < count; i++) {
         if (fields[i].preset != NULL) {
-            enum dl_rc rc = dl_field_set(&fields[i], base, fields[i].preset, false, err);
+            enum dl_rc rc = dl_field_set(&fields[i], base, fields[i].preset, fields[i].type == DL_FIELD_STRING, err);
             if (rc != DL_OK) {
                 return dl_err_wrap(err, "default of %s", fields[i].path);
             }
@@ -238,8 +242,8 @@ static enum dl_rc read_pools(struct reader *r, const struct dl_node *list)
             return rc;
         }
         pool->scavenge.enabled = pool->scavenge.max > 0;
-        if (!dl_is_dns_label(pool->name)) {
-            return fail(r, item, scope.prefix, "name: a DNS label is required (lower-case letters, digits, '-')");
+        if (pool->name[0] == 0) {
+            return fail(r, item, scope.prefix, "name is required: a DNS label (lower-case letters, digits, '-')");
         }
         for (uint32_t i = 0; i + 1 < count; i++) {
             if (strcmp(learners->pools[i].name, pool->name) == 0) {
@@ -250,11 +254,12 @@ static enum dl_rc read_pools(struct reader *r, const struct dl_node *list)
     return DL_OK;
 }
 
-bool dl_is_dns_label(const char *text)
+/* Names of services must begin with a letter, and a StatefulSet's name leaves room for the suffixes of its pods'
+ * labels. */
+static bool is_job_name(const struct dl_node *node)
 {
-    size_t length = strlen(text);
-    return length >= 1 && length <= 63 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == length && text[0] != '-' &&
-           text[length - 1] != '-';
+    return dl_is_dns_label(node->text) && strlen(node->text) <= DL_SPEC_JOB_NAME_MAX &&
+           dl_scalar_is_text(node->text, node->quoted) && !isdigit((unsigned char)node->text[0]);
 }
 
 static enum dl_rc read_head(struct reader *r, const struct dl_node *root)
@@ -281,11 +286,12 @@ static enum dl_rc read_head(struct reader *r, const struct dl_node *root)
     }
     const struct dl_node *metadata = dl_node_get(root, "metadata");
     const struct dl_node *name = dl_node_get(metadata, "name"), *space = dl_node_get(metadata, "namespace");
-    if (name == NULL || name->kind != DL_NODE_SCALAR || !dl_is_dns_label(name->text)) {
+    if (name == NULL || name->kind != DL_NODE_SCALAR || !is_job_name(name)) {
         return fail(r, name != NULL ? name : root, "metadata.name",
-                    "a DNS label is required (at most 63 of lower-case letters, digits, '-')");
+                    "a DNS label is required: at most 45 of lower-case letters, digits and '-', a letter first");
     }
-    if (space != NULL && (space->kind != DL_NODE_SCALAR || !dl_is_dns_label(space->text))) {
+    if (space != NULL && (space->kind != DL_NODE_SCALAR || !dl_scalar_is_text(space->text, space->quoted) ||
+                          !dl_is_dns_label(space->text))) {
         return fail(r, space, "metadata.namespace", "must be a DNS label");
     }
     snprintf(r->spec->name, sizeof r->spec->name, "%s", name->text);
@@ -306,8 +312,8 @@ static enum dl_rc read_spec(struct reader *r, const struct dl_node *root)
     }
     for (size_t i = 0; rc == DL_OK && i < dl_spec_field_count; i++) {
         if ((dl_spec_fields[i].flags & DL_FIELD_REQUIRED) != 0 && !r->seen[i]) {
-            rc = dl_err_set(r->err, DL_EINVAL, "%s:%u: spec.%s is required: %s", r->origin, map->line, dl_spec_fields[i].path,
-                            dl_spec_fields[i].text);
+            rc = dl_err_set(r->err, DL_EINVAL, "%s:%u: spec.%s is required: %s", r->origin, map->line,
+                            dl_spec_fields[i].path, dl_spec_fields[i].text);
         }
     }
     return rc;
@@ -329,7 +335,7 @@ enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, stru
     if (size > DL_SPEC_BYTES_MAX) {
         return dl_err_set(err, DL_EINVAL, "%s: %zu bytes; a manifest has at most %d", origin, size, DL_SPEC_BYTES_MAX);
     }
-    struct dl_err unused;
+    struct dl_err unused = {.rc = DL_OK};
     struct dl_node *root = NULL;
     err = err != NULL ? err : &unused;
     enum dl_rc rc = dl_yaml_parse(text, size, origin, &root, err);
@@ -350,7 +356,7 @@ enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, stru
     }
     dl_node_free(root);
     if (rc == DL_OK) {
-        struct dl_spec_warnings ignored;
+        struct dl_spec_warnings ignored = {.count = 0};
         warnings = warnings != NULL ? warnings : &ignored;
         warnings->count = 0;
         rc = dl_spec_check(r.spec, was_seen(&r, "learners.replicas"), warnings, err);
@@ -366,7 +372,8 @@ enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, stru
     return DL_OK;
 }
 
-/* --- files -------------------------------------------------------------------------------------------------------------- */
+/* --- files
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Data paths as seen from the manifest's folder. */
 static enum dl_rc make_absolute(struct dl_spec *spec, const char *path, struct dl_err *err)
@@ -383,8 +390,8 @@ static enum dl_rc make_absolute(struct dl_spec *spec, const char *path, struct d
             char absolute[PATH_MAX + DL_SPEC_TEXT_MAX];
             int length = snprintf(absolute, sizeof absolute, "%s/%s", real, place);
             if (length >= DL_SPEC_TEXT_MAX) {
-                return dl_err_set(err, DL_EINVAL, "%s: spec.training.data.paths: '%s' is longer than %d characters", path,
-                                  absolute, DL_SPEC_TEXT_MAX - 1);
+                return dl_err_set(err, DL_EINVAL, "%s: spec.training.data.paths: '%s' is longer than %d characters",
+                                  path, absolute, DL_SPEC_TEXT_MAX - 1);
             }
             memcpy(place, absolute, (size_t)length + 1);
         }
@@ -392,22 +399,32 @@ static enum dl_rc make_absolute(struct dl_spec *spec, const char *path, struct d
     return DL_OK;
 }
 
+/* At most one byte more than a manifest may have, so that a longer file is seen to be longer. */
+static enum dl_rc read_file(const char *path, char *text, size_t *size, struct dl_err *err)
+{
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL) {
+        return dl_err_errno(err, errno == ENOENT ? DL_ENOTFOUND : DL_EIO, errno, "job manifest %s: cannot be opened",
+                            path);
+    }
+    *size = fread(text, 1, DL_SPEC_BYTES_MAX + 1, file);
+    int read_errno = ferror(file) ? errno : 0;
+    fclose(file);
+    return read_errno == 0 ? DL_OK : dl_err_errno(err, DL_EIO, read_errno, "job manifest %s: cannot be read", path);
+}
+
 enum dl_rc dl_spec_load(const char *path, struct dl_spec **out, struct dl_spec_warnings *warnings, struct dl_err *err)
 {
-    DL_AUTO_FILE FILE *file = fopen(path, "rb");
-    if (file == NULL) {
-        return dl_err_errno(err, errno == ENOENT ? DL_ENOTFOUND : DL_EIO, errno, "job manifest %s: cannot be opened", path);
-    }
     DL_AUTO_FREE char *text = malloc(DL_SPEC_BYTES_MAX + 1);
     if (text == NULL) {
         return dl_err_set(err, DL_ENOMEM, "job manifest %s: no memory to read it", path);
     }
-    size_t size = fread(text, 1, DL_SPEC_BYTES_MAX + 1, file);
-    if (ferror(file)) {
-        return dl_err_errno(err, DL_EIO, errno, "job manifest %s: cannot be read", path);
-    }
+    size_t size = 0;
+    enum dl_rc rc = read_file(path, text, &size, err);
     struct dl_spec *spec = NULL;
-    enum dl_rc rc = dl_spec_parse(text, size, path, &spec, warnings, err);
+    if (rc == DL_OK) {
+        rc = dl_spec_parse(text, size, path, &spec, warnings, err);
+    }
     if (rc == DL_OK) {
         rc = make_absolute(spec, path, err);
     }

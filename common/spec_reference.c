@@ -38,8 +38,12 @@ static void rows(const struct dl_field *fields, size_t count, const char *prefix
         const struct dl_field *field = &fields[i];
         bool is_required = (field->flags & DL_FIELD_REQUIRED) != 0;
         bool has_preset = field->preset != NULL && field->preset[0] != 0;
-        dl_buf_printf(out, "| `%s%s`%s | %s%s%s | ", prefix, field->path, (field->flags & DL_FIELD_FROZEN) != 0 ? " *" : "",
-                      has_preset ? "`" : "", has_preset ? field->preset : is_required ? "required" : "", has_preset ? "`" : "");
+        dl_buf_printf(out, "| `%s%s`%s | %s%s%s | ", prefix, field->path,
+                      (field->flags & DL_FIELD_FROZEN) != 0 ? " *" : "", has_preset ? "`" : "",
+                      has_preset    ? field->preset
+                      : is_required ? "required"
+                                    : "",
+                      has_preset ? "`" : "");
         allowed(field, out);
         dl_buf_printf(out, " | %s |\n", field->text);
     }
@@ -47,24 +51,35 @@ static void rows(const struct dl_field *fields, size_t count, const char *prefix
 
 void dl_spec_reference(struct dl_buf *out)
 {
-    dl_buf_puts(out, "# Job reference\n\n"
-                     "`apiVersion: " DL_SPEC_API_VERSION "`, `kind: " DL_SPEC_KIND "`, short name `ddj`. YAML or JSON, the same on one\n"
-                     "machine (`diloco run`) and in a cluster. This page is made from the table that the parser reads\n"
-                     "(`common/spec_table.c`): `build/release/tools/spec reference > docs/job-reference.md`.\n\n"
-                     "`metadata.name` is a DNS label. Numbers with a fraction may be quoted (`\"0.7\"`). An unknown or wrong field is\n"
-                     "refused with its path, its value and what is allowed. Fields marked * are fixed once a job exists.\n"
-                     "Samples: `crds/samples/`.\n\n## spec\n\n");
+    dl_buf_puts(
+        out,
+        "# Job reference\n\n"
+        "`apiVersion: " DL_SPEC_API_VERSION "`, `kind: " DL_SPEC_KIND
+        "`, short name `ddj`. YAML or JSON, the same on one\n"
+        "machine (`diloco run`) and in a cluster. This page is made from the table that the parser reads\n"
+        "(`common/spec_table.c`): `build/release/tools/spec reference > docs/job-reference.md`.\n\n"
+        "Numbers with a fraction may be quoted (`\"0.7\"`), durations in seconds and `sync.applyAlpha` may not. An "
+        "unknown\n"
+        "or wrong field is refused with its path, its value and what is allowed. Fields marked * are fixed once a job\n"
+        "exists.\n"
+        "Samples: `crds/samples/`.\n\n## spec\n\n");
     rows(dl_spec_fields, dl_spec_field_count, "", out);
     dl_buf_puts(out, "\n## spec.learners.pools[]\n\n"
-                     "Without pools there is one, named `default`, with all replicas. `learners.replicas` is the sum over the pools.\n\n");
+                     "Without pools there is one, named `default`, with all replicas. With pools, `learners.replicas` "
+                     "is shared out: each\n"
+                     "pool gets its own number in order, the last one what is left. So `kubectl scale` works on every "
+                     "job that states\n"
+                     "`learners.replicas`, and the last pool is the one that moves.\n\n");
     rows(dl_pool_fields, dl_pool_field_count, "", out);
-    dl_buf_puts(out, "\n## Rules between fields\n\n"
-                     "- `learners.min <= learners.replicas <= learners.max`; a quorum given as a count is at most `learners.max`.\n"
-                     "- `heads` divides `width` with an even result; `kvHeads` divides `heads`.\n"
-                     "- `sync.overlap < sync.interval`; `sync.warmup.interval <= sync.interval`; `syncer.shards <= sync.fragments`.\n"
-                     "- `sync.timeoutSeconds > 2 x sync.heartbeatSeconds`. No other timeout has to exceed another.\n"
-                     "- `sync.apply: rebase` and `sync.applyAlpha > 0` exclude each other.\n\n"
-                     "## Durations of the protocol\n\n"
-                     "Six, published by the syncer and obeyed by learners: `sync.grace.maxSeconds`, `sync.heartbeatSeconds`,\n"
-                     "`sync.timeoutSeconds`, `sync.joinTimeoutSeconds`, `sync.finishSeconds`, `activeDeadlineSeconds`.\n");
+    dl_buf_puts(out, "\n## Rules between fields\n\nRefused by the parser and by the API server:\n\n");
+    for (size_t i = 0; i < dl_spec_rule_count; i++) {
+        const char *at = dl_spec_rules[i].at; /* "spec.training": its rules name fields from there on. */
+        const char *below = strncmp(at, "spec.", 5) == 0 ? at + 5 : "";
+        dl_buf_printf(out, "- %s%s%s\n", below, below[0] != 0 ? ": " : "", dl_spec_rules[i].text);
+    }
+    dl_buf_puts(
+        out, "\nNo other timeout has to exceed another.\n\n"
+             "## Durations of the protocol\n\n"
+             "Six, published by the syncer and obeyed by learners: `sync.grace.maxSeconds`, `sync.heartbeatSeconds`,\n"
+             "`sync.timeoutSeconds`, `sync.joinTimeoutSeconds`, `sync.finishSeconds`, `activeDeadlineSeconds`.\n");
 }

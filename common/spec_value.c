@@ -6,18 +6,24 @@
 #include <string.h>
 
 #include "common/buf.h"
+#include "common/mem.h"
 #include "common/spec_internal.h"
 
-#define PLACE(type) ((type *)((char *)base + field->offset))
+#define SHOWN "%.80s" /* As much of a wrong value as leaves room to say what is allowed. */
+#define PLACE(type) ((type *)(void *)((char *)base + field->offset))
 
-static enum dl_rc set_integer(const struct dl_field *field, void *base, const char *text, bool quoted, struct dl_err *err)
+static enum dl_rc set_integer(const struct dl_field *field, void *base, const char *text, bool quoted,
+                              struct dl_err *err)
 {
-    char *end;
+    /* Leading zeros are refused: kubectl would read 010 as an octal number. */
+    const char *digits = text + (text[0] == '-');
+    bool is_number = !quoted && digits[0] != 0 && strspn(digits, "0123456789") == strlen(digits) &&
+                     (digits[0] != '0' || digits[1] == 0);
     errno = 0;
-    long long value = strtoll(text, &end, 10);
-    bool is_number = !quoted && end != text && *end == 0;
+    long long value = strtoll(text, NULL, 10);
     if (!is_number || errno != 0 || (double)value < field->min || (double)value > field->max) {
-        return dl_err_set(err, DL_EINVAL, "'%s': allowed is a whole number from %.0f to %.0f", text, field->min, field->max);
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a whole number from %.0f to %.0f", text, field->min,
+                          field->max);
     }
     if (field->type == DL_FIELD_U16) {
         *PLACE(uint16_t) = (uint16_t)value;
@@ -31,13 +37,17 @@ static enum dl_rc set_integer(const struct dl_field *field, void *base, const ch
     return DL_OK;
 }
 
-static enum dl_rc set_number(const struct dl_field *field, void *base, const char *text, struct dl_err *err)
+/* Decimal notation only: strtod would also take spaces, hexadecimal numbers and words. */
+static enum dl_rc set_number(const struct dl_field *field, void *base, const char *text, bool quoted,
+                             struct dl_err *err)
 {
+    bool is_plain = (field->flags & DL_FIELD_PLAIN) != 0;
     char *end;
     double value = strtod(text, &end);
-    if (end == text || *end != 0 || !isfinite(value) || strpbrk(text, "xX") != NULL || value < field->min ||
-        value > field->max) {
-        return dl_err_set(err, DL_EINVAL, "'%s': allowed is a number from %g to %g", text, field->min, field->max);
+    bool is_number = end != text && *end == 0 && strspn(text, "0123456789+-.eE") == strlen(text) && isfinite(value);
+    if (!is_number || (quoted && is_plain) || value < field->min || value > field->max) {
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a number from %g to %g%s", text, field->min,
+                          field->max, is_plain ? ", without quotes" : "");
     }
     *PLACE(double) = value;
     return DL_OK;
@@ -55,23 +65,67 @@ static enum dl_rc set_enum(const struct dl_field *field, void *base, const char 
         }
         dl_buf_printf(&names, "%s%s", v > 0 ? ", " : "", field->names[v]);
     }
-    enum dl_rc rc = dl_err_set(err, DL_EINVAL, "'%s': allowed is one of %s", text, names.data != NULL ? names.data : "");
+    enum dl_rc rc =
+        dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is one of %s", text, names.data != NULL ? names.data : "");
     dl_buf_release(&names);
     return rc;
 }
 
-static enum dl_rc set_count(const struct dl_field *field, void *base, const char *text, struct dl_err *err)
+/* As the int-or-string of Kubernetes: a number is a count, a string holds a percentage. */
+static enum dl_rc set_count(const struct dl_field *field, void *base, const char *text, bool quoted, struct dl_err *err)
 {
-    char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    bool is_percent = end != text && strcmp(end, "%") == 0;
+    size_t digits = strspn(text, "0123456789");
+    bool is_percent = strcmp(text + digits, "%") == 0;
+    bool is_count = text[digits] == 0 && !quoted;
     double most = is_percent ? 100 : field->max;
-    if (end == text || (*end != 0 && !is_percent) || errno != 0 || value < 1 || (double)value > most) {
-        return dl_err_set(err, DL_EINVAL, "'%s': allowed is a count from 1 to %.0f, or a percentage from \"1%%\" to \"100%%\"",
+    errno = 0;
+    long value = strtol(text, NULL, 10);
+    if (digits == 0 || text[0] == '0' || !(is_percent || is_count) || errno != 0 || (double)value > most) {
+        return dl_err_set(err, DL_EINVAL,
+                          "'" SHOWN "': allowed is a count from 1 to %.0f, or a percentage from \"1%%\" to \"100%%\"",
                           text, field->max);
     }
     *PLACE(struct dl_count_or_percent) = (struct dl_count_or_percent){(uint32_t)value, is_percent};
+    return DL_OK;
+}
+
+bool dl_is_dns_label(const char *text)
+{
+    size_t length = strlen(text);
+    return length >= 1 && length <= 63 && strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789-") == length &&
+           text[0] != '-' && text[length - 1] != '-';
+}
+
+static bool is_quantity(const char *text)
+{
+    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"};
+    size_t digits = strspn(text, "0123456789");
+    size_t fraction = text[digits] == '.' ? strspn(text + digits + 1, "0123456789") : 0;
+    const char *unit = text + digits + (fraction > 0 ? fraction + 1 : 0);
+    for (size_t i = 0; digits > 0 && i < DL_COUNT_OF(units); i++) {
+        if (strcmp(unit, units[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum dl_rc set_text(const struct dl_field *field, void *base, const char *text, bool quoted, struct dl_err *err)
+{
+    if (strlen(text) >= field->size) {
+        return dl_err_set(err, DL_EINVAL, "'%.40s...': at most %zu characters", text, field->size - 1);
+    }
+    if (!dl_scalar_is_text(text, quoted)) {
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': text is expected; put it in quotes", text);
+    }
+    if ((field->flags & DL_FIELD_LABEL) != 0 && !dl_is_dns_label(text)) {
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': a DNS label is required (lower-case letters, digits, '-')",
+                          text);
+    }
+    if ((field->flags & DL_FIELD_QUANTITY) != 0 && !is_quantity(text)) {
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': an amount of bytes is required, such as 500Mi or 20Gi", text);
+    }
+    memcpy(PLACE(char), text, strlen(text) + 1);
     return DL_OK;
 }
 
@@ -80,7 +134,7 @@ enum dl_rc dl_field_set(const struct dl_field *field, void *base, const char *te
     switch (field->type) {
     case DL_FIELD_BOOL:
         if (quoted || (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)) {
-            return dl_err_set(err, DL_EINVAL, "'%s': allowed is true or false", text);
+            return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is true or false", text);
         }
         *PLACE(bool) = text[0] == 't';
         return DL_OK;
@@ -88,17 +142,13 @@ enum dl_rc dl_field_set(const struct dl_field *field, void *base, const char *te
     case DL_FIELD_U32:
     case DL_FIELD_U64:
     case DL_FIELD_I64: return set_integer(field, base, text, quoted, err);
-    case DL_FIELD_F64: return set_number(field, base, text, err);
+    case DL_FIELD_F64: return set_number(field, base, text, quoted, err);
     case DL_FIELD_ENUM: return set_enum(field, base, text, err);
-    case DL_FIELD_COUNT: return set_count(field, base, text, err);
-    case DL_FIELD_STRING:
-        if (strlen(text) >= field->size) {
-            return dl_err_set(err, DL_EINVAL, "'%.40s...': at most %zu characters", text, field->size - 1);
-        }
-        memcpy(PLACE(char), text, strlen(text) + 1);
-        return DL_OK;
+    case DL_FIELD_COUNT: return set_count(field, base, text, quoted, err);
+    case DL_FIELD_STRING: return set_text(field, base, text, quoted, err);
     case DL_FIELD_PATHS:
     case DL_FIELD_RAW: break;
     }
-    return dl_err_set(err, DL_EINVAL, "'%s': a %s is expected", text, field->type == DL_FIELD_PATHS ? "list" : "mapping");
+    return dl_err_set(err, DL_EINVAL, "'" SHOWN "': a %s is expected", text,
+                      field->type == DL_FIELD_PATHS ? "list" : "mapping");
 }

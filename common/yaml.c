@@ -33,7 +33,8 @@ static enum dl_rc syntax_error(struct builder *b)
         return dl_err_set(b->err, DL_ENOMEM, "%s: no memory to parse it", b->origin);
     }
     return dl_err_set(b->err, DL_EINVAL, "%s:%zu: not valid YAML: %s%s%s", b->origin, b->parser.problem_mark.line + 1,
-                      problem, b->parser.context != NULL ? " " : "", b->parser.context != NULL ? b->parser.context : "");
+                      problem, b->parser.context != NULL ? " " : "",
+                      b->parser.context != NULL ? b->parser.context : "");
 }
 
 static enum dl_rc next_event(struct builder *b, yaml_event_t *event)
@@ -63,8 +64,9 @@ static enum dl_rc refuse_indirection(struct builder *b, const yaml_event_t *even
 {
     size_t line = event->start_mark.line + 1;
     if (anchor != NULL) {
-        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: anchor '&%s': anchors and aliases are not accepted, write the value out",
-                          b->origin, line, (const char *)anchor);
+        return dl_err_set(b->err, DL_EINVAL,
+                          "%s:%zu: anchor '&%s': anchors and aliases are not accepted, write the value out", b->origin,
+                          line, (const char *)anchor);
     }
     if (tag != NULL) {
         return dl_err_set(b->err, DL_EINVAL, "%s:%zu: tag '%s': tags are not accepted, remove it", b->origin, line,
@@ -108,8 +110,8 @@ static enum dl_rc read_key(struct builder *b, const struct dl_node *map, const y
     const char *name = (const char *)event->data.scalar.value;
     const struct dl_node *twin = dl_node_get(map, name);
     if (twin != NULL) {
-        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: field '%s' stands there twice, first in line %u", b->origin, line, name,
-                          twin->line);
+        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: field '%s' stands there twice, first in line %u", b->origin, line,
+                          name, twin->line);
     }
     *key = strdup(name);
     return *key != NULL ? DL_OK : dl_err_set(b->err, DL_ENOMEM, "%s: no memory to parse it", b->origin);
@@ -157,19 +159,20 @@ static enum dl_rc build(struct builder *b, const yaml_event_t *event, unsigned d
 {
     size_t line = event->start_mark.line + 1;
     if (depth > DL_YAML_DEPTH_MAX) {
-        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: nested deeper than %d levels", b->origin, line, DL_YAML_DEPTH_MAX);
+        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: nested deeper than %d levels", b->origin, line,
+                          DL_YAML_DEPTH_MAX);
     }
     if (event->type == YAML_SCALAR_EVENT) {
         return build_scalar(b, event, out);
     }
     bool is_map = event->type == YAML_MAPPING_START_EVENT;
     if (!is_map && event->type != YAML_SEQUENCE_START_EVENT) {
-        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: anchors and aliases are not accepted, write the value out", b->origin,
-                          line);
+        return dl_err_set(b->err, DL_EINVAL, "%s:%zu: anchors and aliases are not accepted, write the value out",
+                          b->origin, line);
     }
-    enum dl_rc rc = is_map ? refuse_indirection(b, event, event->data.mapping_start.anchor, event->data.mapping_start.tag)
-                           : refuse_indirection(b, event, event->data.sequence_start.anchor,
-                                                event->data.sequence_start.tag);
+    enum dl_rc rc =
+        is_map ? refuse_indirection(b, event, event->data.mapping_start.anchor, event->data.mapping_start.tag)
+               : refuse_indirection(b, event, event->data.sequence_start.anchor, event->data.sequence_start.tag);
     if (rc != DL_OK) {
         return rc;
     }
@@ -196,15 +199,16 @@ static enum dl_rc build_document(struct builder *b, struct dl_node **out)
             return rc;
         }
         yaml_event_type_t type = event.type;
-        bool content = type == YAML_SCALAR_EVENT || type == YAML_MAPPING_START_EVENT || type == YAML_SEQUENCE_START_EVENT ||
-                       type == YAML_ALIAS_EVENT;
+        bool content = type == YAML_SCALAR_EVENT || type == YAML_MAPPING_START_EVENT ||
+                       type == YAML_SEQUENCE_START_EVENT || type == YAML_ALIAS_EVENT;
         if (content) {
             struct dl_node *root = NULL;
             rc = build(b, &event, 0, &root);
             if (rc == DL_OK && dl_node_is_null(root)) {
                 dl_node_free(root);
             } else if (rc == DL_OK && seen) {
-                rc = dl_err_set(b->err, DL_EINVAL, "%s:%u: a second document; put one job in a file", b->origin, root->line);
+                rc = dl_err_set(b->err, DL_EINVAL, "%s:%u: a second document; put one job in a file", b->origin,
+                                root->line);
                 dl_node_free(root);
             } else if (rc == DL_OK) {
                 *out = root;
@@ -299,15 +303,25 @@ static bool is_json_number(const char *s)
     return *s == 0;
 }
 
+bool dl_scalar_is_text(const char *text, bool quoted)
+{
+    static const char *const words[] = {"", "~", "null", "true", "false"};
+    for (size_t i = 0; !quoted && i < DL_COUNT_OF(words); i++) {
+        if (strcmp(text, words[i]) == 0) {
+            return false;
+        }
+    }
+    return quoted || !is_json_number(text);
+}
+
 static void scalar_to_json(const struct dl_node *node, struct dl_buf *out)
 {
-    bool plain = !node->quoted;
-    if (plain && dl_node_is_null(node)) {
+    if (dl_node_is_null(node)) {
         dl_buf_puts(out, "null");
-    } else if (plain && (strcmp(node->text, "true") == 0 || strcmp(node->text, "false") == 0 || is_json_number(node->text))) {
-        dl_buf_puts(out, node->text);
-    } else {
+    } else if (dl_scalar_is_text(node->text, node->quoted)) {
         dl_json_string(out, node->text);
+    } else {
+        dl_buf_puts(out, node->text);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Prints what is made from the table of job fields: spec reference | spec parse FILE. */
+/* Prints what is made from the table of job fields: spec reference | spec crd | spec parse FILE. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,12 +7,13 @@
 #include "common/mem.h"
 #include "common/spec.h"
 #include "common/spec_reference.h"
+#include "common/spec_schema.h"
 
-static int print_reference(void)
+static int print_made(void (*make)(struct dl_buf *out))
 {
     struct dl_buf buf;
     dl_buf_init(&buf, 1 << 20);
-    dl_spec_reference(&buf);
+    make(&buf);
     DL_AUTO_FREE char *text = dl_buf_take(&buf);
     return text != NULL && fputs(text, stdout) >= 0 ? DL_EXIT_OK : DL_EXIT_FAILED;
 }
@@ -34,11 +35,14 @@ static int print_parsed(const char *path)
 int main(int argc, char **argv)
 {
     if (argc == 2 && strcmp(argv[1], "reference") == 0) {
-        return print_reference();
+        return print_made(dl_spec_reference);
+    }
+    if (argc == 2 && strcmp(argv[1], "crd") == 0) {
+        return print_made(dl_spec_crd_yaml);
     }
     if (argc == 3 && strcmp(argv[1], "parse") == 0) {
         return print_parsed(argv[2]);
     }
-    fprintf(stderr, "use: spec reference | spec parse FILE\n");
+    fprintf(stderr, "use: spec reference | spec crd | spec parse FILE\n");
     return DL_EXIT_USAGE;
 }

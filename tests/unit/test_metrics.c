@@ -33,12 +33,13 @@ static void test_exposition_text(void)
     dl_buf_init(&buf, 1 << 16);
     dl_metrics_begin(&m, &buf);
     dl_metrics_family(&m, "diloco_pushes_total", "counter", "Pushes by verdict.");
-    dl_metrics_value(&m, 3, "verdict", "la\"t\\e\n", "shard", "0", NULL);
+    dl_metrics_value(&m, 3, "verdict", "la\"t\\e\n", "shard", "0", (char *)NULL);
     dl_metrics_family(&m, "diloco_loss", "gauge", "Loss.");
-    dl_metrics_value(&m, (double)NAN, NULL);
-    CU_ASSERT_STRING_EQUAL(buf.data, "# HELP diloco_pushes_total Pushes by verdict.\n# TYPE diloco_pushes_total counter\n"
-                                     "diloco_pushes_total{verdict=\"la\\\"t\\\\e\\n\",shard=\"0\"} 3\n"
-                                     "# HELP diloco_loss Loss.\n# TYPE diloco_loss gauge\ndiloco_loss NaN\n");
+    dl_metrics_value(&m, (double)NAN, (char *)NULL);
+    CU_ASSERT_STRING_EQUAL(buf.data,
+                           "# HELP diloco_pushes_total Pushes by verdict.\n# TYPE diloco_pushes_total counter\n"
+                           "diloco_pushes_total{verdict=\"la\\\"t\\\\e\\n\",shard=\"0\"} 3\n"
+                           "# HELP diloco_loss Loss.\n# TYPE diloco_loss gauge\ndiloco_loss NaN\n");
     dl_buf_release(&buf);
 }
 
@@ -63,5 +64,5 @@ static void test_histogram_buckets_are_cumulative(void)
     dl_buf_release(&buf);
 }
 
-UNIT_MAIN("metrics", {"buffer stops at its maximum", test_buf_stops_at_its_maximum}, {"exposition text", test_exposition_text},
-          {"histogram", test_histogram_buckets_are_cumulative})
+UNIT_MAIN("metrics", {"buffer stops at its maximum", test_buf_stops_at_its_maximum},
+          {"exposition text", test_exposition_text}, {"histogram", test_histogram_buckets_are_cumulative})
