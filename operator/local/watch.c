@@ -152,6 +152,12 @@ static const char *state_of(const struct op_supervisor *s, const struct op_child
     return was_seen ? "cut off" : "starting";
 }
 
+static const char *state_without_process(const struct op_supervisor *s, uint32_t id)
+{
+    bool is_given_up = op_planner_given_up(s->planner, OP_LEARNER, id) != OP_REASON_NONE;
+    return is_given_up ? "given up" : (s->view->is_over ? "ended" : "waiting");
+}
+
 static void fill_learner(struct op_supervisor *s, uint32_t id, struct op_child *child)
 {
     struct op_view *view = s->view;
@@ -161,19 +167,19 @@ static void fill_learner(struct op_supervisor *s, uint32_t id, struct op_child *
     struct op_view_learner *row = &view->learners[view->learner_count++];
     const struct op_tally *tally = &s->tallies[id];
     *row = (struct op_view_learner){.learner = id, .restarts = tally->starts > 0 ? tally->starts - 1 : 0, .loss = NAN};
-    snprintf(row->state, sizeof row->state, "%s", child != NULL ? state_of(s, child) : "waiting");
-    if (child == NULL) {
+    snprintf(row->state, sizeof row->state, "%s", child != NULL ? state_of(s, child) : state_without_process(s, id));
+    if (child == NULL && !view->is_over) {
         return;
     }
-    row->pid = child->pid;
-    row->incarnation = child->incarnation;
-    if (strcmp(tally->current.uid, child->uid) == 0) {
+    row->pid = child != NULL ? child->pid : 0;
+    row->incarnation = child != NULL ? child->incarnation : tally->starts;
+    if (child == NULL || strcmp(tally->current.uid, child->uid) == 0) {
         row->step = tally->current.step;
         row->tokens = tally->current.tokens;
         row->behind = tally->current.behind;
         row->merged = tally->current.pushes_merged;
         row->loss = tally->current.loss;
-        row->tokens_per_second = child->is_connected ? tally->current.tokens_per_second : 0;
+        row->tokens_per_second = child != NULL && child->is_connected ? tally->current.tokens_per_second : 0;
         view->tokens_per_second += row->tokens_per_second;
     }
 }
@@ -224,9 +230,20 @@ void op_watch_view(struct op_supervisor *s)
     view->tokens_per_second = 0;
     for (uint32_t id = 0; id < s->spec->learners.max && id < DL_SPEC_LEARNERS_MAX; id++) {
         struct op_child *child = op_children_find(s, OP_LEARNER, id);
-        if (child != NULL || (s->tallies[id].starts > 0 && id < s->replicas && s->plan.phase == OP_JOB_RUNNING)) {
+        bool will_be_back = id < s->replicas && s->plan.phase == OP_JOB_RUNNING;
+        if (child != NULL || (s->tallies[id].starts > 0 && (will_be_back || view->is_over))) {
             fill_learner(s, id, child);
         }
+        enum op_reason reason = op_planner_given_up(s->planner, OP_LEARNER, id);
+        if (reason != OP_REASON_NONE && !s->tallies[id].is_given_up) {
+            char who[32];
+            snprintf(who, sizeof who, "learner-%u", id);
+            op_events_add(&s->events, s->now_ns, "note", who, "will not be started again (%s)", op_reason_name(reason));
+        }
+        s->tallies[id].is_given_up = reason != OP_REASON_NONE;
+    }
+    if (view->is_over && view->seconds > 0) {
+        view->tokens_per_second = (double)view->status.tokens / view->seconds; /* Of the whole run. */
     }
     fill_phase(s);
     fill_events(s);

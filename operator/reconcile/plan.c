@@ -108,6 +108,22 @@ void op_planner_end(struct op_planner *planner, enum op_job_phase outcome, enum 
     planner->ending_since_ns = planner->now_ns;
 }
 
+static const struct op_slot *slot_at(const struct op_planner *planner, enum op_kind kind, uint32_t id)
+{
+    switch (kind) {
+    case OP_SYNCER: return &planner->syncers[id];
+    case OP_LEARNER: return &planner->learners[id];
+    case OP_EVALUATOR: break;
+    }
+    return &planner->evaluator;
+}
+
+enum op_reason op_planner_given_up(const struct op_planner *planner, enum op_kind kind, uint32_t id)
+{
+    const struct op_slot *slot = slot_at(planner, kind, id);
+    return slot->given_up ? slot->reason : OP_REASON_NONE;
+}
+
 void op_plan_on_start_failed(struct op_planner *planner, const struct op_wanted *wanted, const struct op_change *start,
                              int64_t now_ns)
 {

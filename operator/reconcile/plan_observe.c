@@ -3,8 +3,8 @@
 #include "common/mem.h"
 #include "operator/reconcile/plan_internal.h"
 
-/* Linux's numbers, as they stand in containers' exit codes too: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS. A program brings these
- * upon itself; all others come from outside. */
+/* Linux's numbers, as they stand in containers' exit codes too: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS. A program brings
+ * these upon itself; all others come from outside. */
 static bool is_fault_signal(int number)
 {
     static const int faults[] = {4, 5, 6, 7, 8, 11, 31};

@@ -124,7 +124,7 @@ static bool learners_parse(const cJSON *array, struct op_job_status *status)
         return false;
     }
     const cJSON *item = cJSON_IsArray(array) ? array->child : NULL;
-    for (uint32_t i = 0; i < count; i++, item = item->next) {
+    for (uint32_t i = 0; i < count && item != NULL; i++, item = item->next) {
         struct op_learner_status *learner = &status->learners[i];
         learner->learner = op_json_u32(item, "learner", 0);
         snprintf(learner->uid, sizeof learner->uid, "%s", op_json_text(item, "uid", ""));
@@ -154,7 +154,7 @@ static bool fragments_parse(const cJSON *array, struct op_job_status *status)
         return false;
     }
     const cJSON *item = cJSON_IsArray(array) ? array->child : NULL;
-    for (uint32_t i = 0; i < count; i++, item = item->next) {
+    for (uint32_t i = 0; i < count && item != NULL; i++, item = item->next) {
         status->fragments[i] = (struct op_fragment_status){
             .fragment = op_json_u32(item, "fragment", 0),
             .version = op_json_u64(item, "version", 0),

@@ -140,10 +140,20 @@ static void world_step(struct world *w)
     }
 }
 
+/* As world_find, for one that must be there. */
+static struct op_instance *world_get(struct world *w, enum op_kind kind, uint32_t id)
+{
+    struct op_instance *found = world_find(w, kind, id);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(found);
+    if (found == NULL) {
+        abort(); /* Static analysis does not know that the assertion ends the test. */
+    }
+    return found;
+}
+
 static void world_end(struct world *w, enum op_kind kind, uint32_t id, enum op_end end, int code)
 {
-    struct op_instance *it = world_find(w, kind, id);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(it);
+    struct op_instance *it = world_get(w, kind, id);
     it->state = OP_ENDED;
     it->since_ns = w->now;
     it->end = end;
@@ -231,7 +241,7 @@ static void check_end(const struct end_row *row)
     struct world w;
     world_init(&w, 1, 2, 4);
     world_step(&w);
-    uint64_t survivor = world_find(&w, OP_LEARNER, 1)->incarnation;
+    uint64_t survivor = world_get(&w, OP_LEARNER, 1)->incarnation;
     w.now += row->lived;
     world_end(&w, row->kind, 0, row->end, row->code);
     world_step(&w);
@@ -252,7 +262,7 @@ static void check_end(const struct end_row *row)
     ok = ok && (again != NULL) == (row->restart_after >= 0);
     ok = ok && (again == NULL || again->incarnation == 2);
     /* Nobody else was touched. */
-    ok = ok && (row->phase != OP_JOB_RUNNING || world_find(&w, OP_LEARNER, 1)->incarnation == survivor);
+    ok = ok && (row->phase != OP_JOB_RUNNING || world_get(&w, OP_LEARNER, 1)->incarnation == survivor);
     if (!ok) {
         fprintf(stderr, "row '%s' failed\n", row->name);
     }
@@ -319,7 +329,7 @@ static void test_disruptions_cost_nothing_but_repeated_ones_back_off(void)
     }
     CU_ASSERT_EQUAL(longest, 8 * S);
     CU_ASSERT_EQUAL(w.plan.given_up, 0);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 51);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 0)->incarnation, 51);
     world_release(&w);
 }
 
@@ -403,7 +413,7 @@ static void test_start_that_cannot_be_made_is_tried_again(void)
     w.now += S;
     world_step(&w);
     CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 0));
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 2);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 0)->incarnation, 2);
     world_release(&w);
 }
 
@@ -438,7 +448,7 @@ static void test_victims_of_a_scale_down(void)
         world_step(&w);
         /* Ids are handed out against the order, so that the id decides nothing here. */
         for (uint32_t i = 0; i < VICTIMS; i++) {
-            struct op_instance *it = world_find(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS);
+            struct op_instance *it = world_get(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS);
             it->ready = victims[i].ready;
             it->disrupted = victims[i].disrupted;
             it->state = victims[i].state;
@@ -449,7 +459,7 @@ static void test_victims_of_a_scale_down(void)
         world_step(&w);
         CU_ASSERT_EQUAL(w.stops, VICTIMS - keep);
         for (uint32_t i = 0; i < VICTIMS; i++) {
-            bool gone = world_find(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS)->state == OP_TERMINATING;
+            bool gone = world_get(&w, OP_LEARNER, (i * 5 + 3) % VICTIMS)->state == OP_TERMINATING;
             bool expected = i < VICTIMS - keep && i > 0; /* The two that are not ready are told apart by rate alone. */
             expected = expected || (i == 0 && VICTIMS - keep >= 1);
             if (gone != expected) {
@@ -469,7 +479,7 @@ static void test_scale_down_asks_then_kills_and_counts_terminating(void)
     w.wanted.pools[0].replicas = 3;
     world_step(&w);
     CU_ASSERT_EQUAL(w.stops, 1);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
     /* Up again while it still leaves: the place is taken until it is gone. */
     w.wanted.pools[0].replicas = 4;
     world_step(&w);
@@ -489,17 +499,17 @@ static void test_ids_stay_and_are_reused(void)
     struct world w;
     world_init(&w, 1, 3, 8);
     world_step(&w);
-    world_find(&w, OP_LEARNER, 1)->behind = 5;
+    world_get(&w, OP_LEARNER, 1)->behind = 5;
     w.wanted.pools[0].replicas = 2;
     world_step(&w);
     world_end(&w, OP_LEARNER, 1, OP_END_EXIT, 0);
     world_step(&w);
     CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 1));
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 2)->incarnation, 1);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 2)->incarnation, 1);
     w.wanted.pools[0].replicas = 4;
     world_step(&w);
     CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 1));
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 2);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 1)->incarnation, 2);
     CU_ASSERT_PTR_NOT_NULL(world_find(&w, OP_LEARNER, 3));
     world_release(&w);
 }
@@ -529,12 +539,12 @@ static void test_pools_share_ids_and_the_maximum(void)
     w.wanted.pools[0].replicas = 2;
     w.wanted.pools[1].replicas = 3;
     world_step(&w);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->pool, 0);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 2)->pool, 1);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 1)->pool, 0);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 2)->pool, 1);
     world_end(&w, OP_LEARNER, 3, OP_END_PREEMPTED, 0);
     world_step(&w);
     CU_ASSERT_PTR_NOT_NULL_FATAL(world_find(&w, OP_LEARNER, 3));
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->pool, 1);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 3)->pool, 1);
     world_release(&w);
 }
 
@@ -543,11 +553,11 @@ static void test_lost_node_is_replaced_without_waiting(void)
     struct world w;
     world_init(&w, 1, 2, 2);
     world_step(&w);
-    world_find(&w, OP_LEARNER, 0)->state = OP_LOST;
+    world_get(&w, OP_LEARNER, 0)->state = OP_LOST;
     world_step(&w);
     CU_ASSERT_EQUAL(w.starts, 1);
     CU_ASSERT(w.stops >= 1); /* What is left of the old one is to be removed. */
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->incarnation, 2);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 0)->incarnation, 2);
     /* The node comes back: the old incarnation is not wanted, and nothing else is disturbed. */
     for (uint32_t i = 0; i < w.count; i++) {
         if (w.instances[i].kind == OP_LEARNER && w.instances[i].incarnation == 1 && w.instances[i].id == 0) {
@@ -557,8 +567,8 @@ static void test_lost_node_is_replaced_without_waiting(void)
     world_step(&w);
     CU_ASSERT_EQUAL(w.starts, 0);
     CU_ASSERT_EQUAL(w.stops, 1);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 0)->state, OP_RUNNING);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->state, OP_RUNNING);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 0)->state, OP_RUNNING);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 1)->state, OP_RUNNING);
     world_release(&w);
 }
 
@@ -567,7 +577,7 @@ static void test_running_but_unconnected_is_shown_not_restarted(void)
     struct world w;
     world_init(&w, 1, 2, 2);
     world_step(&w);
-    world_find(&w, OP_LEARNER, 0)->connected = false;
+    world_get(&w, OP_LEARNER, 0)->connected = false;
     w.now += 3600 * S;
     world_step(&w);
     CU_ASSERT_EQUAL(w.starts + w.stops, 0);
@@ -590,7 +600,7 @@ static void test_takes_over_from_another_planner(void)
     CU_ASSERT_EQUAL(w.starts + w.stops, 0);
     world_end(&w, OP_LEARNER, 1, OP_END_SIGNAL, SIGKILL);
     world_step(&w);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 3);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 1)->incarnation, 3);
     world_release(&w);
 }
 
@@ -617,7 +627,7 @@ static void test_scavenging_grows_takes_back_and_backs_off(void)
     w.by_hand = true;
     world_step(&w);
     CU_ASSERT_EQUAL_FATAL(world_alive(&w, OP_LEARNER), 4);
-    struct op_instance *pending = world_find(&w, OP_LEARNER, 3);
+    struct op_instance *pending = world_get(&w, OP_LEARNER, 3);
     pending->state = OP_PENDING;
     pending->unschedulable = true;
     w.now += 119 * S;
@@ -626,7 +636,7 @@ static void test_scavenging_grows_takes_back_and_backs_off(void)
     w.now += S;
     world_step(&w);
     CU_ASSERT_EQUAL(w.stops, 1);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 3)->state, OP_TERMINATING);
     world_end(&w, OP_LEARNER, 3, OP_END_DELETED, 0);
     world_step(&w);
     CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 3);
@@ -774,7 +784,7 @@ static void test_learners_without_syncers_do_not_linger(void)
     w.now += 4 * S;
     world_step(&w);
     CU_ASSERT_EQUAL(w.stops, 2);
-    CU_ASSERT_EQUAL(world_find(&w, OP_EVALUATOR, 0)->state, OP_RUNNING); /* It may still be exporting. */
+    CU_ASSERT_EQUAL(world_get(&w, OP_EVALUATOR, 0)->state, OP_RUNNING); /* It may still be exporting. */
     world_release(&w);
 }
 
@@ -786,7 +796,7 @@ static void test_success_needs_the_export(void)
     w.progress.result = 0;
     world_step(&w);
     end_all(&w);
-    world_find(&w, OP_EVALUATOR, 0)->code = 1;
+    world_get(&w, OP_EVALUATOR, 0)->code = 1;
     world_step(&w);
     CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FAILED);
     CU_ASSERT_EQUAL(w.plan.reason, OP_REASON_EVALUATOR_FAILED);
@@ -808,7 +818,7 @@ static void test_suspend_and_resume(void)
     world_end(&w, OP_EVALUATOR, 0, OP_END_EXIT, 0);
     world_step(&w);
     CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUSPENDING);
-    CU_ASSERT_EQUAL(world_find(&w, OP_SYNCER, 0)->state, OP_TERMINATING);
+    CU_ASSERT_EQUAL(world_get(&w, OP_SYNCER, 0)->state, OP_TERMINATING);
     world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
     world_step(&w);
     CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUSPENDED);
@@ -817,7 +827,7 @@ static void test_suspend_and_resume(void)
     world_step(&w);
     CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
     CU_ASSERT_EQUAL(world_alive(&w, OP_LEARNER), 2);
-    CU_ASSERT_EQUAL(world_find(&w, OP_LEARNER, 1)->incarnation, 2);
+    CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 1)->incarnation, 2);
     world_release(&w);
 }
 
