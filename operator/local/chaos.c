@@ -48,8 +48,9 @@ static enum dl_rc parse_action(const char *part, struct op_chaos_action *action,
         return dl_err_set(err, DL_EINVAL, "--chaos '%s': %s", part, usage);
     }
     char *end = NULL;
-    double percent = at[1] >= '0' && at[1] <= '9' ? strtod(at + 1, &end) : -1;
-    if (percent < 0 || percent > 100 || *end != '%' || (end[1] != 0 && end[1] != ':')) {
+    double percent = strtod(at + 1, &end);
+    bool is_number = at[1] >= '0' && at[1] <= '9'; /* Not "nan", not "0x1p3" from a sign or a blank. */
+    if (!is_number || percent < 0 || percent > 100 || *end != '%' || (end[1] != 0 && end[1] != ':')) {
         return dl_err_set(err, DL_EINVAL, "--chaos '%s': after @ stands a percentage of the budget, 0%% to 100%%",
                           part);
     }

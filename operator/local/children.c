@@ -65,6 +65,9 @@ static void syncer_command(const struct op_supervisor *s, const struct op_child 
     snprintf(name, sizeof name, "state/shard-%u", child->id);
     op_rundir_path(&s->dir, name, command->extra);
     option(command, "--state-dir", command->extra);
+    snprintf(name, sizeof name, "state/shard-%u/status.json", child->id);
+    op_rundir_path(&s->dir, name, command->more);
+    unlink(command->more); /* The last word of an earlier incarnation. */
     snprintf(name, sizeof name, "ports/shard-%u", child->id);
     op_rundir_path(&s->dir, name, command->more);
     unlink(command->more);
@@ -261,6 +264,21 @@ static void explain(struct op_supervisor *s, const struct op_child *child, const
     snprintf(s->failure, sizeof s->failure, "%s %s%s%.*s", child->name, how, line[0] != 0 ? ": " : "", 255, line);
 }
 
+/* A syncer leaves its last status beside its state; polling may have missed how the job ended. */
+static void hear_last_word(struct op_supervisor *s, const struct op_child *child)
+{
+    char name[64], path[OP_PATH_MAX];
+    DL_AUTO_FREE char *text = NULL;
+    size_t size = 0;
+    struct dl_err err;
+    snprintf(name, sizeof name, "state/shard-%u/status.json", child->id);
+    op_rundir_path(&s->dir, name, path);
+    if (op_file_read(path, OP_JSON_BYTES_MAX, &text, &size, &err) == DL_OK &&
+        op_poller_put(s->poller, child->id, text, size, s->now_ns, &err) == DL_OK) {
+        op_watch_status(s);
+    }
+}
+
 static void on_end(struct op_supervisor *s, struct op_child *child, int status)
 {
     char how[64];
@@ -286,6 +304,9 @@ static void on_end(struct op_supervisor *s, struct op_child *child, int status)
     }
     op_events_add(&s->events, s->now_ns, "exited", child->name, "%s (pid %d)", how, (int)child->pid);
     explain(s, child, how);
+    if (child->kind == OP_SYNCER) {
+        hear_last_word(s, child);
+    }
 }
 
 void op_children_reap(struct op_supervisor *s)

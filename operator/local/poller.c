@@ -138,6 +138,18 @@ enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const
     return DL_OK;
 }
 
+enum dl_rc op_poller_put(struct op_poller *poller, uint32_t index, const char *text, size_t size, int64_t now_ns,
+                         struct dl_err *err)
+{
+    struct shard *shard = &poller->shards[index];
+    enum dl_rc rc = op_status_parse(text, size, &shard->status, err);
+    if (rc == DL_OK) {
+        shard->has_status = true;
+        shard->heard_ns = now_ns;
+    }
+    return rc;
+}
+
 void op_poller_set_interval(struct op_poller *poller, int64_t interval_ns)
 {
     poller->interval_ns = interval_ns;

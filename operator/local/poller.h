@@ -24,6 +24,10 @@ void op_poller_free(struct op_poller *poller); /* NULL is fine. */
 DL_MUST_CHECK enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t shard, const char *address,
                                                struct dl_err *err);
 
+/* Takes `text` for the shard's newest answer: what a syncer left behind as its last word. */
+DL_MUST_CHECK enum dl_rc op_poller_put(struct op_poller *poller, uint32_t shard, const char *text, size_t size,
+                                       int64_t now_ns, struct dl_err *err);
+
 /* Time between the end of a request and the next one. */
 void op_poller_set_interval(struct op_poller *poller, int64_t interval_ns);
 

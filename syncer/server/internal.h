@@ -251,6 +251,8 @@ struct sy_http_session { /* libwebsockets keeps one a connection, zeroed. */
 int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size);
 bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi);
 char *sy_status_json(struct sy_server *server);  /* Caller frees; NULL: no memory. */
+/* Writes it to status.json in the state folder: a process that is gone cannot be asked how it ended. */
+void sy_server_leave_status(struct sy_server *server);
 char *sy_metrics_text(struct sy_server *server); /* Same. */
 uint64_t sy_resident_bytes(void);
 const char *sy_stop_result_name(enum dl_stop_result result);

@@ -402,6 +402,7 @@ enum dl_rc sy_server_run(const struct sy_server_options *options, enum dl_stop_r
             rc = err->rc;
         }
         *result = server->result;
+        sy_server_leave_status(server);
     }
     release(server);
     free(server);

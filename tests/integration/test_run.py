@@ -372,7 +372,7 @@ def test_learners_that_cannot_work_fail_the_job(build):
 
 def test_crashing_learner_is_given_up_and_the_others_go_on(build):
     crashing = '[ "$1" = learn ] && case "$*" in *"--learner 1 "*) exit 1;; esac'
-    job = manifest(TEXT, training={"tokenBudget": 200000})  # At 50 steps a second: half a minute.
+    job = manifest(TEXT, training={"tokenBudget": 130000})  # At 50 steps a second: 20 s.
     with programs_with(build, crashing) as programs, Run(build, job, PACED, programs) as run:
         wait(lambda: sum("exit code 1" in e["text"] for e in run.events()) >= 3, 30, "three crashes of learner 1")
         times = [e["seconds"] for e in run.events() if e["event"] == "started" and e["who"] == "learner-1"]
