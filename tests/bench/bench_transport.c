@@ -1,0 +1,472 @@
+/* bench_transport: what the learner's end of the transport costs, against raw TCP in the same run.
+ *
+ * The other end is another process that does as little as possible (it discards pushes unread, and sends updates that
+ * were framed before), so that CPU time and rate are the library's: pushes are hashed, masked, framed and sent; updates
+ * are received in place and checked twice (chunk by chunk, and as a whole). The trainer's own work (encoding, applying)
+ * is not in these figures: it is reported apart. CPU is that of the network thread alone, or of the raw TCP loop. */
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "tests/bench/bench.h"
+#include "tests/unit/fake_syncer.h"
+#include "tests/unit/fake_tls.h"
+#include "worker/link/diloco.h"
+#include "worker/link/ws.h"
+
+#define ROWS 4096
+#define COLUMNS 4096 /* 64 MiB of float32 in one tensor: one fragment. */
+#define TENSORS 2
+#define TENSOR_BYTES ((uint64_t)ROWS * COLUMNS * sizeof(float))
+#define ROUNDS 6 /* Of TENSORS fragments each. */
+#define RAW_BYTES (ROUNDS * TENSORS * TENSOR_BYTES)
+#define PIECE (1u << 20)
+
+struct cost { /* Of one direction. */
+    double gb_per_s, cpu_s_per_gb;
+};
+
+static double seconds_of(struct timeval time)
+{
+    return (double)time.tv_sec + (double)time.tv_usec * 1e-6;
+}
+
+static double cpu_of(int who)
+{
+    struct rusage usage;
+    getrusage(who, &usage);
+    return seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime);
+}
+
+/* CPU time of all threads but the calling one. */
+static double cpu_of_others(void)
+{
+    return cpu_of(RUSAGE_SELF) - cpu_of(RUSAGE_THREAD);
+}
+
+/* --- the other end
+ * ---------------------------------------------------------------------------------------------------- */
+
+static uint8_t *piece_memory, *framed_updates[TENSORS];
+static size_t framed_bytes[TENSORS];
+
+static void append(uint8_t *out, size_t *used, const void *bytes, size_t size)
+{
+    memcpy(out + *used, bytes, size);
+    *used += size;
+}
+
+static void append_frame(uint8_t *out, size_t *used, const uint8_t *payload, size_t size)
+{
+    uint8_t head[WK_WS_HEAD_MAX];
+    size_t length = wk_ws_head(WK_WS_BINARY, size, (const uint8_t[4]){0}, head) - 4;
+    head[1] &= 0x7f; /* A server does not mask. */
+    append(out, used, head, length);
+    append(out, used, payload, size);
+}
+
+/* All frames of one update. Its version is patched by framing anew, so the bulk is hashed once. */
+static void frame_update(uint32_t p, uint64_t version)
+{
+    static uint8_t *values, *chunk;
+    if (values == NULL) {
+        values = dl_alloc_aligned(TENSOR_BYTES);
+        chunk = malloc(PIECE + 64);
+    }
+    free(framed_updates[p]);
+    framed_updates[p] = malloc(TENSOR_BYTES + (TENSOR_BYTES / PIECE + 2) * 64 + 4096);
+    framed_bytes[p] = 0;
+    struct dl_wire_message *message = calloc(1, sizeof *message);
+    message->type = DL_WIRE_UPDATE;
+    message->as.update = (struct dl_wire_update){.transfer = version * TENSORS + p,
+                                                 .fragment = p,
+                                                 .version = version,
+                                                 .round = version,
+                                                 .bytes = TENSOR_BYTES,
+                                                 .content_hash = dl_hash64(values, TENSOR_BYTES, 0)};
+    size_t used = 0;
+    if (dl_wire_encode(message, chunk, PIECE, &used, NULL) != DL_OK) {
+        abort();
+    }
+    free(message);
+    append_frame(framed_updates[p], &framed_bytes[p], chunk, used);
+    for (uint64_t offset = 0; offset < TENSOR_BYTES; offset += PIECE) {
+        dl_wire_chunk_head(version * TENSORS + p, offset, values + offset, PIECE, chunk);
+        memcpy(chunk + 40, values + offset, PIECE);
+        append_frame(framed_updates[p], &framed_bytes[p], chunk, PIECE + 40);
+    }
+}
+
+/* Masked frames: small ones are messages, large ones are chunks and are thrown away. False at the end. */
+static bool peer_read(struct fake_conn *conn, uint64_t *chunk_bytes, struct dl_wire_message *message)
+{
+    uint8_t head[14];
+    if (!fake_read(conn, head, 2)) {
+        return false;
+    }
+    uint64_t size = head[1] & 0x7f;
+    size_t width = size == 126 ? 2 : size == 127 ? 8 : 0;
+    if (!fake_read(conn, head + 2, width + 4)) {
+        return false;
+    }
+    size = width > 0 ? 0 : size;
+    for (size_t i = 0; i < width; i++) {
+        size = size << 8 | head[2 + i];
+    }
+    *chunk_bytes = 0;
+    message->type = DL_WIRE_CHUNK;
+    if (size > 60000) { /* HELLO is smaller with two tensors. */
+        *chunk_bytes = size - 40;
+        return fake_read(conn, piece_memory, size);
+    }
+    if (!fake_read(conn, piece_memory, size)) {
+        return false;
+    }
+    wk_ws_mask(piece_memory, piece_memory, size, head + 2 + width, 0);
+    struct dl_wire_header header;
+    return head[0] == 0x82 && dl_wire_header_decode(piece_memory, &header, NULL) == DL_OK &&
+           dl_wire_decode(header.type, piece_memory + 24, size - 24, message, NULL) == DL_OK;
+}
+
+static void peer_welcome(struct fake_conn *conn, const struct dl_wire_hello *hello)
+{
+    struct dl_tensor *tensors;
+    uint32_t count;
+    struct dl_layout *layout;
+    struct dl_err err;
+    if (dl_tensors_decode(hello->tensors, hello->tensors_bytes, &tensors, &count, &err) != DL_OK ||
+        dl_layout_new(tensors, count, TENSORS, DL_LAYOUT_TENSOR, &layout, &err) != DL_OK) {
+        abort();
+    }
+    struct dl_wire_message *message = calloc(1, sizeof *message);
+    message->type = DL_WIRE_WELCOME;
+    message->as.welcome = (struct dl_wire_welcome){.shards = 1,
+                                                   .fragments_total = TENSORS,
+                                                   .layout = DL_LAYOUT_TENSOR,
+                                                   .layout_hash = layout->hash,
+                                                   .heartbeat_ms = 5000,
+                                                   .timeout_ms = 60000,
+                                                   .pull_within_steps = DL_UNBOUNDED,
+                                                   .update_within_steps = DL_UNBOUNDED};
+    fake_send(conn, message);
+    free(message);
+    free(tensors);
+    dl_layout_free(layout);
+    for (uint32_t p = 0; p < TENSORS; p++) {
+        frame_update(p, 1);
+        fake_write(conn, framed_updates[p], framed_bytes[p]);
+    }
+}
+
+static void peer_pull_all(struct fake_conn *conn, uint64_t round)
+{
+    struct dl_wire_message *message = calloc(1, sizeof *message);
+    message->type = DL_WIRE_PULL;
+    for (uint32_t p = 0; p < TENSORS; p++) {
+        message->as.pull = (struct dl_wire_pull){.round = round * TENSORS + p,
+                                                 .fragment = p,
+                                                 .version = 1,
+                                                 .pull_within_steps = DL_UNBOUNDED,
+                                                 .update_within_steps = DL_UNBOUNDED};
+        fake_send(conn, message);
+    }
+    free(message);
+}
+
+/* Pulls everything ROUNDS times, one round after the other; the time from the first byte of each to its last is what
+ * counts. Then GOODBYE comes, and the seconds are written to `result`. An evaluator gets ROUNDS of updates instead. */
+static void peer_websocket(struct fake_conn *conn, int result)
+{
+    struct dl_wire_message *message = calloc(1, sizeof *message);
+    uint64_t chunk_bytes = 0, received = 0, round = 0;
+    double seconds = 0;
+    int64_t began_ns = 0;
+    if (!fake_upgrade(conn)) {
+        abort();
+    }
+    while (peer_read(conn, &chunk_bytes, message)) {
+        if (message->type == DL_WIRE_HELLO) {
+            peer_welcome(conn, &message->as.hello);
+        } else if (message->type == DL_WIRE_META && round == 0) {
+            peer_pull_all(conn, ++round);
+        } else if (message->type == DL_WIRE_PUSH && received == 0 && began_ns == 0) {
+            began_ns = dl_now_ns();
+        } else if (message->type == DL_WIRE_EVALUATION) {
+            for (uint64_t v = 2; v < 2 + ROUNDS; v++) {
+                /* Later versions differ in two fields only; the transfer's number tells the chunks apart. */
+                for (uint32_t p = 0; p < TENSORS; p++) {
+                    frame_update(p, v);
+                }
+                int64_t from_ns = dl_now_ns();
+                for (uint32_t p = 0; p < TENSORS; p++) {
+                    fake_write(conn, framed_updates[p], framed_bytes[p]);
+                }
+                seconds += (double)(dl_now_ns() - from_ns) * 1e-9;
+            }
+        }
+        received += chunk_bytes;
+        if (received == TENSORS * TENSOR_BYTES) {
+            seconds += (double)(dl_now_ns() - began_ns) * 1e-9;
+            received = 0;
+            began_ns = 0;
+            round++;
+            if (round <= ROUNDS) {
+                peer_pull_all(conn, round);
+            }
+        }
+        if (message->type == DL_WIRE_GOODBYE) {
+            break;
+        }
+    }
+    free(message);
+    if (write(result, &seconds, sizeof seconds) != sizeof seconds) {
+        abort();
+    }
+}
+
+/* Raw: 's' the client sends RAW_BYTES, answered with a byte; 'r' it receives them. */
+static void peer_raw(struct fake_conn *conn, char mode)
+{
+    for (uint64_t done = 0; done < RAW_BYTES; done += PIECE) {
+        bool ok = mode == 's' ? fake_read(conn, piece_memory, PIECE) : fake_write(conn, piece_memory, PIECE);
+        if (!ok) {
+            abort();
+        }
+    }
+    fake_write(conn, "k", 1);
+}
+
+static void peer_main(int plain, int secure, SSL_CTX *tls, int result)
+{
+    struct fake_syncer *syncer = fake_new(TENSORS);
+    struct fake_conn *conn = &syncer->conns[0];
+    conn->syncer = syncer;
+    for (;;) {
+        struct pollfd polls[2] = {{.fd = plain, .events = POLLIN}, {.fd = secure, .events = POLLIN}};
+        poll(polls, 2, -1);
+        bool is_secure = polls[0].revents == 0;
+        conn->fd = accept(is_secure ? secure : plain, NULL, NULL);
+        int one = 1;
+        setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        conn->ssl = NULL;
+        char mode = 0;
+        if (is_secure) {
+            conn->ssl = SSL_new(tls);
+            SSL_set_fd(conn->ssl, conn->fd);
+            if (SSL_accept(conn->ssl) != 1) {
+                abort();
+            }
+            mode = 'G';
+        } else if (recv(conn->fd, &mode, 1, MSG_PEEK) != 1) {
+            abort();
+        }
+        if (mode == 'G') {
+            peer_websocket(conn, result);
+        } else {
+            fake_read(conn, &mode, 1);
+            peer_raw(conn, mode);
+        }
+        SSL_free(conn->ssl);
+        close(conn->fd);
+    }
+}
+
+/* --- this end
+ * --------------------------------------------------------------------------------------------------------- */
+
+static int listener(uint16_t *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(fd, (struct sockaddr *)&address, size) != 0 || listen(fd, 4) != 0) {
+        perror("bench: listen");
+        exit(1);
+    }
+    getsockname(fd, (struct sockaddr *)&address, &size);
+    *port = ntohs(address.sin_port);
+    return fd;
+}
+
+static struct cost raw(uint16_t port, char mode)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    uint8_t *memory = dl_alloc_aligned(TENSOR_BYTES); /* As large as a fragment: nothing comes from the cache. */
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 || send(fd, &mode, 1, 0) != 1) {
+        perror("bench: connect");
+        exit(1);
+    }
+    double cpu = cpu_of(RUSAGE_THREAD);
+    int64_t from_ns = dl_now_ns();
+    for (uint64_t done = 0; done < RAW_BYTES;) {
+        size_t at = done % TENSOR_BYTES, size = DL_MIN((size_t)PIECE, TENSOR_BYTES - at);
+        ssize_t moved = mode == 's' ? send(fd, memory + at, size, 0) : recv(fd, memory + at, size, 0);
+        if (moved <= 0) {
+            perror("bench: raw");
+            exit(1);
+        }
+        done += (uint64_t)moved;
+    }
+    char ok = 0;
+    if (recv(fd, &ok, 1, 0) != 1) {
+        exit(1);
+    }
+    double gb = (double)RAW_BYTES * 1e-9, seconds = (double)(dl_now_ns() - from_ns) * 1e-9;
+    struct cost cost = {gb / seconds, (cpu_of(RUSAGE_THREAD) - cpu) / gb};
+    close(fd);
+    free(memory);
+    return cost;
+}
+
+static float *tensors[TENSORS];
+
+static void must(int code, const struct diloco_error *error)
+{
+    if (code < 0) {
+        fprintf(stderr, "bench: %s\n", error->text);
+        exit(1);
+    }
+}
+
+static void pause_ms(long ms)
+{
+    nanosleep(&(struct timespec){.tv_nsec = ms * 1000000}, NULL);
+}
+
+static struct diloco *join(uint16_t port, const char *ca_file, enum diloco_role role, struct diloco_info *info)
+{
+    char endpoint[64];
+    snprintf(endpoint, sizeof endpoint, "%s://127.0.0.1:%u", ca_file == NULL ? "ws" : "wss", port);
+    struct diloco_options options = {.struct_size = sizeof options,
+                                     .job = "bench",
+                                     .endpoints = endpoint,
+                                     .learner = 0,
+                                     .role = role,
+                                     .ca_file = ca_file,
+                                     .join_timeout_seconds = 60};
+    struct diloco *d = NULL;
+    struct diloco_error error;
+    must(diloco_open(&options, &d, &error), &error);
+    static const uint64_t shape[2] = {ROWS, COLUMNS};
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        must(diloco_register(d, i == 0 ? "a" : "b", tensors[i], 2, shape, DILOCO_WEIGHT, i, &error), &error);
+    }
+    must(diloco_join(d, info, &error), &error);
+    return d;
+}
+
+static double result_of(int result)
+{
+    double seconds = 0;
+    if (read(result, &seconds, sizeof seconds) != sizeof seconds) {
+        exit(1);
+    }
+    return seconds;
+}
+
+static struct cost push(uint16_t port, const char *ca_file, int result)
+{
+    struct diloco_info info;
+    struct diloco_error error;
+    struct diloco *d = join(port, ca_file, DILOCO_LEARNER, &info);
+    uint64_t before = info.bytes_sent;
+    double cpu = cpu_of_others();
+    while (info.pushes_total < ROUNDS * TENSORS) {
+        must(diloco_step(d, 1, 0, &info, &error), &error);
+        pause_ms(2);
+    }
+    double gb = (double)(info.bytes_sent - before) * 1e-9;
+    double cpu_per_gb = (cpu_of_others() - cpu) / gb;
+    must(diloco_leave(d, 0, 10, "done", &error), &error);
+    diloco_close(d);
+    return (struct cost){(double)RAW_BYTES * 1e-9 / result_of(result), cpu_per_gb};
+}
+
+static struct cost broadcast(uint16_t port, const char *ca_file, int result)
+{
+    struct diloco_info info;
+    struct diloco_error error;
+    struct diloco *d = join(port, ca_file, DILOCO_EVALUATOR, &info);
+    uint64_t before = info.bytes_received;
+    double cpu = cpu_of_others();
+    must(diloco_report(d, 1, 1, &error), &error); /* Starts the updates. */
+    while (info.bytes_received - before < RAW_BYTES) {
+        must(diloco_poll(d, 10, &info, &error), &error);
+    }
+    double gb = (double)(info.bytes_received - before) * 1e-9;
+    double cpu_per_gb = (cpu_of_others() - cpu) / gb;
+    must(diloco_leave(d, 0, 10, "done", &error), &error);
+    diloco_close(d);
+    return (struct cost){(double)RAW_BYTES * 1e-9 / result_of(result), cpu_per_gb};
+}
+
+static void report_cost(struct bench_report *report, const char *rate_name, const char *cpu_name, struct cost cost,
+                        const char *rate_to, const char *cpu_to, struct cost yardstick)
+{
+    bench_add(report, rate_name, cost.gb_per_s, "GB/s", rate_to, cost.gb_per_s / yardstick.gb_per_s);
+    bench_add(report, cpu_name, cost.cpu_s_per_gb, "CPU s/GB", cpu_to, cost.cpu_s_per_gb / yardstick.cpu_s_per_gb);
+    printf("%-22s %6.2f GB/s (%.2f)   %-26s %6.3f CPU s/GB (%.2f)\n", rate_name, cost.gb_per_s,
+           cost.gb_per_s / yardstick.gb_per_s, cpu_name, cost.cpu_s_per_gb, cost.cpu_s_per_gb / yardstick.cpu_s_per_gb);
+}
+
+static struct cost better(struct cost a, struct cost b)
+{
+    return (struct cost){DL_MAX(a.gb_per_s, b.gb_per_s), DL_MIN(a.cpu_s_per_gb, b.cpu_s_per_gb)};
+}
+
+/* The best of three: other processes of the machine can only make a run slower. */
+#define BEST(run)                                                                                                      \
+    ({                                                                                                                 \
+        struct cost best_ = run;                                                                                       \
+        best_ = better(best_, run);                                                                                    \
+        better(best_, run);                                                                                            \
+    })
+
+int main(void)
+{
+    char folder[] = "/tmp/diloco-bench-XXXXXX", ca_file[300];
+    if (mkdtemp(folder) == NULL) {
+        return 1;
+    }
+    fake_certificate(folder, "server", "IP:127.0.0.1");
+    snprintf(ca_file, sizeof ca_file, "%s/server.pem", folder);
+    SSL_CTX *tls = fake_server_tls(folder, "server", false);
+    uint16_t plain_port, secure_port;
+    int plain = listener(&plain_port), secure = listener(&secure_port), result[2];
+    if (pipe(result) != 0) {
+        return 1;
+    }
+    piece_memory = dl_alloc_aligned(PIECE + 4096);
+    pid_t peer = fork();
+    if (peer == 0) {
+        peer_main(plain, secure, tls, result[1]);
+        return 0;
+    }
+    for (int i = 0; i < TENSORS; i++) {
+        tensors[i] = dl_alloc_aligned(TENSOR_BYTES);
+    }
+    struct bench_report report = {0};
+    struct cost raw_send = BEST(raw(plain_port, 's')), raw_receive = BEST(raw(plain_port, 'r'));
+    report_cost(&report, "tcp_send_rate", "tcp_send_cpu", raw_send, NULL, NULL, raw_send);
+    report_cost(&report, "tcp_receive_rate", "tcp_receive_cpu", raw_receive, NULL, NULL, raw_receive);
+    report_cost(&report, "push_rate", "push_cpu", BEST(push(plain_port, NULL, result[0])), "tcp_send_rate",
+                "tcp_send_cpu", raw_send);
+    report_cost(&report, "update_rate", "update_cpu", BEST(broadcast(plain_port, NULL, result[0])), "tcp_receive_rate",
+                "tcp_receive_cpu", raw_receive);
+    report_cost(&report, "push_tls_rate", "push_tls_cpu", BEST(push(secure_port, ca_file, result[0])), "tcp_send_rate",
+                "tcp_send_cpu", raw_send);
+    report_cost(&report, "update_tls_rate", "update_tls_cpu", BEST(broadcast(secure_port, ca_file, result[0])),
+                "tcp_receive_rate", "tcp_receive_cpu", raw_receive);
+    kill(peer, SIGKILL);
+    waitpid(peer, NULL, 0);
+    fake_certificate_remove(folder, "server");
+    rmdir(folder);
+    return bench_write(&report, "build/results/transport.json");
+}
