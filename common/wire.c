@@ -484,9 +484,9 @@ enum dl_rc dl_wire_header_decode(const uint8_t bytes[DL_WIRE_HEADER_BYTES], stru
 }
 
 /* A chunk's data is hashed with its prefix's hash as seed, so that the two may lie apart. */
-static uint64_t chunk_checksum(const uint8_t *header, const uint8_t *prefix, const uint8_t *data, uint32_t data_bytes)
+static uint64_t chunk_seed(const uint8_t *header, const uint8_t *prefix)
 {
-    return dl_hash64(data, data_bytes, dl_hash64(prefix, DL_WIRE_CHUNK_PREFIX_BYTES, header_seed(header)));
+    return dl_hash64(prefix, DL_WIRE_CHUNK_PREFIX_BYTES, header_seed(header));
 }
 
 static enum dl_rc checksum_result(const uint8_t *header, uint64_t computed, struct dl_err *err)
@@ -516,13 +516,24 @@ enum dl_rc dl_wire_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], cons
 /* --- chunks
  * ----------------------------------------------------------------------------------------------------------- */
 
-void dl_wire_chunk_head(uint64_t transfer, uint64_t offset, const uint8_t *data, uint32_t data_bytes, uint8_t *out)
+uint64_t dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out)
 {
     assert(data_bytes >= 1 && data_bytes <= DL_WIRE_CHUNK_DATA_MAX);
     header_encode(DL_WIRE_CHUNK, DL_WIRE_CHUNK_PREFIX_BYTES + data_bytes, out);
     put_uint(out + DL_WIRE_HEADER_BYTES, transfer, 8);
     put_uint(out + DL_WIRE_HEADER_BYTES + 8, offset, 8);
-    put_uint(out + 16, chunk_checksum(out, out + DL_WIRE_HEADER_BYTES, data, data_bytes), 8);
+    return chunk_seed(out, out + DL_WIRE_HEADER_BYTES);
+}
+
+void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out)
+{
+    put_uint(out + 16, data_hash, 8);
+}
+
+void dl_wire_chunk_head(uint64_t transfer, uint64_t offset, const uint8_t *data, uint32_t data_bytes, uint8_t *out)
+{
+    uint64_t seed = dl_wire_chunk_begin(transfer, offset, data_bytes, out);
+    dl_wire_chunk_end(dl_hash64(data, data_bytes, seed), out);
 }
 
 enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
@@ -533,7 +544,7 @@ enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES]
         get_uint(header_bytes + 8, 4) != (uint64_t)data_bytes + DL_WIRE_CHUNK_PREFIX_BYTES) {
         return dl_err_set(err, DL_ECORRUPT, "message chunk: %u data bytes do not fit its header", data_bytes);
     }
-    return checksum_result(header_bytes, chunk_checksum(header_bytes, prefix, data, data_bytes), err);
+    return checksum_result(header_bytes, dl_hash64(data, data_bytes, chunk_seed(header_bytes, prefix)), err);
 }
 
 void dl_wire_chunk_prefix(const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], uint64_t *transfer, uint64_t *offset)

@@ -284,6 +284,11 @@ DL_MUST_CHECK enum dl_rc dl_wire_encode(const struct dl_wire_message *message, u
  * DL_WIRE_CHUNK_PREFIX_BYTES bytes to `out`. The checksum reads `data` once. */
 void dl_wire_chunk_head(uint64_t transfer, uint64_t offset, const uint8_t *data, uint32_t data_bytes, uint8_t *out);
 
+/* The same in two parts, for a sender that hashes the data on its way: writes the head but for its checksum and returns
+ * the seed of the data's hash; then puts that hash in. */
+uint64_t dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out);
+void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out);
+
 /* As dl_wire_verify for a chunk received apart: its prefix and data lie in different places. */
 DL_MUST_CHECK enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
                                               const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], const uint8_t *data,

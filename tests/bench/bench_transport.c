@@ -394,11 +394,16 @@ static struct cost broadcast(uint16_t port, const char *ca_file, int result)
     struct diloco_info info;
     struct diloco_error error;
     struct diloco *d = join(port, ca_file, DILOCO_EVALUATOR, &info);
-    uint64_t before = info.bytes_received;
-    double cpu = cpu_of_others();
+    uint64_t joined = info.bytes_received, before = 0;
+    double cpu = 0;
     must(diloco_report(d, 1, 1, &error), &error); /* Starts the updates. */
-    while (info.bytes_received - before < RAW_BYTES) {
+    while (info.bytes_received - joined < RAW_BYTES) {
         must(diloco_poll(d, 10, &info, &error), &error);
+        if (before == 0 && info.bytes_received - joined > RAW_BYTES / 2) {
+            /* From here on all memory has been used before. */
+            before = info.bytes_received;
+            cpu = cpu_of_others();
+        }
     }
     double gb = (double)(info.bytes_received - before) * 1e-9;
     double cpu_per_gb = (cpu_of_others() - cpu) / gb;

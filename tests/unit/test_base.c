@@ -4,6 +4,7 @@
 
 #include "common/err.h"
 #include "common/hash.h"
+#include "common/isa.h"
 #include "common/rng.h"
 #include "tests/unit/unit.h"
 
@@ -32,7 +33,8 @@ static void test_err_long_text_is_marked_as_cut(void)
     CU_ASSERT_STRING_EQUAL(err.text + DL_ERR_TEXT_MAX - 4, "...");
 }
 
-/* Known answer of Philox4x32-10 for a zero key and counter (Random123's test vectors); words are handed out last first. */
+/* Known answer of Philox4x32-10 for a zero key and counter (Random123's test vectors); words are handed out last first.
+ */
 static void test_rng_known_answer(void)
 {
     struct dl_rng rng;
@@ -77,6 +79,36 @@ static void test_hash_is_xxh3(void)
     CU_ASSERT_NOT_EQUAL(dl_hash64("a", 1, 0), dl_hash64("a", 1, 1));
 }
 
+/* Whatever the instruction set, and whether in one piece or in many, the hash is the same. */
+static void test_hash_is_the_same_in_pieces_and_on_every_processor(void)
+{
+    static uint8_t bytes[5000];
+    static struct dl_hash_stream stream;
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (uint8_t)(i * 29 + i / 200);
+    }
+    static const size_t sizes[] = {0, 1, 16, 128, 240, 241, 1024, 4096, 5000};
+    enum dl_isa best = dl_isa_current();
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        CU_ASSERT_TRUE(dl_isa_force(DL_ISA_PORTABLE));
+        uint64_t expected = dl_hash64(bytes, sizes[k], 77);
+        for (int isa = 0; isa < DL_ISA_COUNT; isa++) {
+            if (!dl_isa_force((enum dl_isa)isa)) {
+                continue;
+            }
+            CU_ASSERT_EQUAL(dl_hash64(bytes, sizes[k], 77), expected);
+            for (size_t piece = 1; piece < 700; piece = piece * 2 + 1) {
+                dl_hash_stream_init(&stream, 77);
+                for (size_t at = 0; at < sizes[k]; at += piece) {
+                    dl_hash_stream_add(&stream, bytes + at, sizes[k] - at < piece ? sizes[k] - at : piece);
+                }
+                CU_ASSERT_EQUAL(dl_hash_stream_result(&stream), expected);
+            }
+        }
+    }
+    CU_ASSERT_TRUE(dl_isa_force(best));
+}
+
 UNIT_MAIN("base", {"err text and wrap", test_err_text_and_wrap}, {"err cut", test_err_long_text_is_marked_as_cut},
           {"rng known answer", test_rng_known_answer}, {"rng moments", test_rng_moments_and_bounds},
-          {"hash", test_hash_is_xxh3})
+          {"hash", test_hash_is_xxh3}, {"hash in pieces", test_hash_is_the_same_in_pieces_and_on_every_processor})

@@ -435,6 +435,9 @@ static void test_chunk_head_and_verify(void)
     }
     dl_wire_chunk_head(UINT64_C(0x1122334455667788), UINT64_MAX - 5, data, data_bytes, buffer);
     const uint8_t *prefix = buffer + DL_WIRE_HEADER_BYTES;
+    uint64_t seed = dl_wire_chunk_begin(UINT64_C(0x1122334455667788), UINT64_MAX - 5, data_bytes, second);
+    dl_wire_chunk_end(dl_hash64(data, data_bytes, seed), second);
+    CU_ASSERT_EQUAL(memcmp(second, buffer, head_bytes), 0);
     struct dl_wire_header header;
     CU_ASSERT_EQUAL_FATAL(dl_wire_header_decode(buffer, &header, NULL), DL_OK);
     CU_ASSERT_EQUAL(header.type, DL_WIRE_CHUNK);

@@ -13,6 +13,7 @@
 #include "common/hash.h"
 #include "common/mem.h"
 
+#define SEND_PIECE 16384
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 /* Control frames of our own (pong, close) are put behind a message that is still being written. */
 #define CONTROL_SLACK (WK_WS_HEAD_MAX + WK_WS_CONTROL_MAX)
@@ -86,6 +87,7 @@ static enum dl_rc on_place(void *context, uint64_t transfer, uint64_t offset, ui
         return dl_err_set(err, DL_ENOMEM, "receive fragment %u: no memory for %llu bytes", spot->fragment,
                           (unsigned long long)spot->total_bytes);
     }
+    channel->placed_bytes = bytes;
     *data = channel->slot + spot->offset;
     return DL_OK;
 }
@@ -101,8 +103,14 @@ static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
     if (!intact) {
         return dl_err_set(err, DL_ECORRUPT, "a chunk of fragment %u was damaged on the way", channel->spot.fragment);
     }
+    /* The content's hash goes along chunk by chunk, while each is in the cache. */
+    struct dl_hash_stream *content = wk_store_content(hub->store, channel->spot.fragment, channel->spot.slot);
+    if (channel->spot.offset == 0) {
+        dl_hash_stream_init(content, 0);
+    }
+    dl_hash_stream_add(content, channel->slot + channel->spot.offset, channel->placed_bytes);
     if (last) {
-        bool whole = dl_hash64(channel->slot, channel->spot.total_bytes, 0) == content_hash;
+        bool whole = dl_hash_stream_result(content) == content_hash;
         pthread_mutex_lock(&hub->lock);
         wk_link_on_update(hub->link, channel->now_ns, channel->shard, whole);
         pthread_cond_broadcast(&hub->changed);
@@ -183,9 +191,16 @@ static void send_chunk(struct wk_channel *channel)
     size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
     size_t length = wk_ws_head(WK_WS_BINARY, payload, key, channel->out);
     uint8_t *at = channel->out + length;
-    dl_wire_chunk_head(chunk->transfer, chunk->offset, data, chunk->bytes, at);
+    uint64_t seed = dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
+    dl_hash_stream_init(&channel->sending, seed);
+    for (size_t done = 0; done < chunk->bytes; done += SEND_PIECE) {
+        /* Hashed and masked while it is in the first-level cache: memory is read once. */
+        size_t piece = DL_MIN((size_t)SEND_PIECE, chunk->bytes - done);
+        dl_hash_stream_add(&channel->sending, data + done, piece);
+        wk_ws_mask(at + CHUNK_HEAD_BYTES + done, data + done, piece, key, CHUNK_HEAD_BYTES + done);
+    }
+    dl_wire_chunk_end(dl_hash_stream_result(&channel->sending), at);
     wk_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
-    wk_ws_mask(at + CHUNK_HEAD_BYTES, data, chunk->bytes, key, CHUNK_HEAD_BYTES);
     channel->out_start = 0;
     channel->out_end = length + payload;
     pthread_mutex_lock(&hub->lock);

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include "common/hash.h"
 #include "worker/link/hub.h"
 #include "worker/link/receive.h"
 #include "worker/link/resolve.h"
@@ -44,6 +45,8 @@ struct wk_channel {
     struct wk_act act;
     int64_t now_ns; /* Of the iteration. */
     struct wk_spot spot;
+    uint32_t placed_bytes; /* Of the chunk being received. */
+    struct dl_hash_stream sending;
     uint8_t *slot; /* Memory of the update being received. */
     uint8_t random[256];
     size_t random_left;

@@ -133,7 +133,7 @@ static void release(struct wk_net *net)
 
 enum dl_rc wk_net_start(struct wk_hub *hub, struct wk_net **out, struct dl_err *err)
 {
-    struct wk_net *net = calloc(1, sizeof *net + hub->shards * sizeof net->channels[0]);
+    struct wk_net *net = dl_alloc_aligned(sizeof *net + hub->shards * sizeof net->channels[0]);
     if (net == NULL) {
         return dl_err_set(err, DL_ENOMEM, "join: no memory for %u connections", hub->shards);
     }

@@ -24,6 +24,7 @@ struct wk_store {
     float *base[DL_SPEC_FRAGMENTS_MAX]; /* Padded arrays. */
     /* There from the start: the network thread may place an update before the base copy is made. */
     struct memory slots[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
+    struct dl_hash_stream *contents[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
     struct memory pushes[DL_SPEC_FRAGMENTS_MAX];
     uint64_t bytes;
 };
@@ -54,6 +55,7 @@ void wk_store_free(struct wk_store *store)
         free(store->pushes[p].bytes);
         for (uint32_t i = 0; i < WK_SLOTS; i++) {
             free(store->slots[p * WK_SLOTS + i].bytes);
+            free(store->contents[p * WK_SLOTS + i]);
         }
     }
     free(store->tensors);
@@ -86,7 +88,7 @@ static uint8_t *grow(struct memory *memory, uint64_t bytes, uint64_t *counted)
 {
     if (memory->size < bytes) {
         free(memory->bytes);
-        memory->bytes = dl_alloc_aligned(bytes);
+        memory->bytes = aligned_alloc(64, (bytes + 63) / 64 * 64); /* Written before it is read: no need for zeros. */
         memory->size = memory->bytes == NULL ? 0 : bytes;
         __atomic_add_fetch(counted, memory->size, __ATOMIC_RELAXED);
     }
@@ -95,7 +97,16 @@ static uint8_t *grow(struct memory *memory, uint64_t bytes, uint64_t *counted)
 
 uint8_t *wk_store_slot(struct wk_store *store, uint32_t fragment, uint32_t slot, uint64_t bytes)
 {
-    return grow(&store->slots[fragment * WK_SLOTS + slot], bytes, &store->bytes);
+    struct dl_hash_stream **content = &store->contents[fragment * WK_SLOTS + slot];
+    if (*content == NULL) {
+        *content = dl_alloc_aligned(sizeof **content);
+    }
+    return *content == NULL ? NULL : grow(&store->slots[fragment * WK_SLOTS + slot], bytes, &store->bytes);
+}
+
+struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot)
+{
+    return store->contents[fragment * WK_SLOTS + slot];
 }
 
 const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bool seed)

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "common/isa.h"
 #include "common/mem.h"
 
 /* --- upgrade ----------------------------------------------------------------------------------------------------- */
@@ -220,6 +221,38 @@ size_t wk_ws_head(enum wk_ws_opcode opcode, uint64_t payload_bytes, const uint8_
 
 typedef uint32_t vector_words __attribute__((vector_size(64), aligned(1), may_alias));
 
+/* Whole steps of 64 bytes; the number of bytes done. The compiler makes of it what the target has. */
+#define MASK_STEPS(name, attribute)                                                                                    \
+    attribute static size_t name(uint8_t *out, const uint8_t *in, size_t bytes, uint32_t word)                         \
+    {                                                                                                                  \
+        const vector_words words = (vector_words){0} + word;                                                           \
+        size_t i = 0;                                                                                                  \
+        for (; i + sizeof words <= bytes; i += sizeof words) {                                                         \
+            *(vector_words *)(void *)(out + i) = *(const vector_words *)(const void *)(in + i) ^ words;                \
+        }                                                                                                              \
+        return i;                                                                                                      \
+    }
+MASK_STEPS(mask_portable, )
+#ifdef __x86_64__
+MASK_STEPS(mask_avx2, __attribute__((target("avx2"))))
+MASK_STEPS(mask_avx512, __attribute__((target("avx512f"))))
+#endif
+
+static size_t mask_steps(uint8_t *out, const uint8_t *in, size_t bytes, uint32_t word)
+{
+    switch (dl_isa_current()) {
+#ifdef __x86_64__
+    case DL_ISA_AVX512: return mask_avx512(out, in, bytes, word);
+    case DL_ISA_AVX2: return mask_avx2(out, in, bytes, word);
+#else
+    case DL_ISA_AVX512:
+    case DL_ISA_AVX2:
+#endif
+    case DL_ISA_PORTABLE: break;
+    }
+    return mask_portable(out, in, bytes, word);
+}
+
 void wk_ws_mask(uint8_t *out, const uint8_t *in, size_t bytes, const uint8_t key[4], size_t phase)
 {
     uint8_t turned[4];
@@ -228,12 +261,7 @@ void wk_ws_mask(uint8_t *out, const uint8_t *in, size_t bytes, const uint8_t key
     }
     uint32_t word;
     memcpy(&word, turned, 4);
-    const vector_words words = (vector_words){0} + word;
-    size_t i = 0;
-    for (; i + sizeof words <= bytes; i += sizeof words) {
-        *(vector_words *)(void *)(out + i) = *(const vector_words *)(const void *)(in + i) ^ words;
-    }
-    for (; i < bytes; i++) {
+    for (size_t i = mask_steps(out, in, bytes, word); i < bytes; i++) {
         out[i] = in[i] ^ turned[i & 3];
     }
 }
