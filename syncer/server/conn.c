@@ -1,8 +1,10 @@
 #include <inttypes.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "common/clock.h"
@@ -157,12 +159,14 @@ static bool socket_moves(struct sy_conn *conn)
 {
     struct tcp_info info;
     socklen_t size = sizeof info;
+    int waiting = 0;
+    int fd = lws_get_socket_fd(conn->wsi);
     memset(&info, 0, sizeof info);
-    if (getsockopt(lws_get_socket_fd(conn->wsi), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0 || ioctl(fd, SIOCOUTQ, &waiting) != 0) {
         return false;
     }
-    /* With nothing unacknowledged it is not the peer that holds things up. */
-    bool moves = info.tcpi_bytes_acked != conn->acked_bytes || info.tcpi_unacked == 0;
+    /* With nothing in the kernel's queue it is not the peer that holds things up. */
+    bool moves = info.tcpi_bytes_acked != conn->acked_bytes || waiting == 0;
     conn->acked_bytes = info.tcpi_bytes_acked;
     return moves;
 }

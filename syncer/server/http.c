@@ -152,7 +152,7 @@ static int on_upgrade(struct sy_server *server, struct lws *wsi, struct sy_http_
     const char *text = NULL;
     lws_hdr_copy(wsi, path, sizeof path, WSI_TOKEN_GET_URI);
     lws_hdr_copy(wsi, protocol, sizeof protocol, WSI_TOKEN_PROTOCOL);
-    if (lws_get_vhost(wsi) == server->health_vhost || strcmp(path, CONNECT_PATH) != 0) {
+    if (lws_get_opaque_user_data(wsi) == &server->health_fd || strcmp(path, CONNECT_PATH) != 0) {
         status = HTTP_STATUS_NOT_FOUND;
         text = "no WebSocket here; it is at " CONNECT_PATH;
     } else if (!sy_http_token_matches(server, wsi)) {
@@ -178,9 +178,11 @@ static int on_upgrade(struct sy_server *server, struct lws *wsi, struct sy_http_
 
 int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size)
 {
+    if (reason == LWS_CALLBACK_OPENSSL_PERFORM_CLIENT_CERT_VERIFICATION) {
+        return size == 1 ? 0 : 1; /* What OpenSSL found; libwebsockets leaves the last word to this callback. */
+    }
     struct sy_server *server = lws_context_user(lws_get_context(wsi));
     struct sy_http_session *session = user;
-    (void)size;
     switch ((int)reason) {
     case LWS_CALLBACK_HTTP_CONFIRM_UPGRADE: return on_upgrade(server, wsi, session);
     case LWS_CALLBACK_HTTP: return on_request(server, wsi, session, in == NULL ? "" : (const char *)in);

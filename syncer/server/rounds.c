@@ -14,7 +14,12 @@ struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *co
                                     const struct dl_wire_push *announced)
 {
     const struct dl_fragment *fragment = &server->layout->fragments[announced->fragment];
-    if (announced->bytes > server->push_bytes_max || server->push_bytes > server->push_bytes_max - announced->bytes) {
+    /* The first state comes once, from one learner, and is as large as what it becomes: it is not held against the
+     * bound. */
+    struct sy_held_fragment *state = &server->fragments[sy_local_index(server, announced->fragment)];
+    bool is_seed = state->pull_seed && state->pull_round == announced->round;
+    if (!is_seed &&
+        (announced->bytes > server->push_bytes_max || server->push_bytes > server->push_bytes_max - announced->bytes)) {
         return NULL;
     }
     struct sy_incoming *push = calloc(1, sizeof *push);
@@ -26,7 +31,6 @@ struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *co
         free(squares);
         return NULL;
     }
-    struct sy_held_fragment *state = &server->fragments[sy_local_index(server, announced->fragment)];
     *push = (struct sy_incoming){.next = state->pushes,
                                  .round = announced->round,
                                  .fragment = announced->fragment,

@@ -84,7 +84,11 @@ static void accept_all(struct sy_server *server, int fd, struct lws_vhost *vhost
             return;
         }
         server->now_ns = dl_now_ns();
-        (void)lws_adopt_socket_vhost(vhost, accepted); /* Closes it on failure. */
+        struct lws *wsi = lws_adopt_socket_vhost(vhost, accepted); /* Closes it on failure. */
+        if (wsi != NULL && vhost == server->health_vhost) {
+            /* The vhost would not tell later: a Host header may move a connection to another one. */
+            lws_set_opaque_user_data(wsi, &server->health_fd);
+        }
     }
 }
 

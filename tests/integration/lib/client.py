@@ -343,3 +343,102 @@ def client_tls(ca, cert=None, key=None):
     if cert is not None:
         context.load_cert_chain(str(cert), str(key))
     return context
+
+
+class Learner(Client):
+    """A learner that trains nothing: it counts steps, answers pulls with what it is told to, applies updates.
+
+    `delta(fragment)` gives the encoded push; None: the pull stays unanswered, in `pulls`."""
+
+    def __init__(self, address, token, job, tensors, codec=INT8, delta=None, seed=None, **options):
+        changes = options.pop("hello", {})
+        super().__init__(address, token, **options)
+        self.codec = codec
+        self.delta = delta
+        self.seed = seed
+        self.join(job, tensors, **changes)
+        self.step_count = changes.get("step", 0)
+        self.fragments = [fragment[0] for fragment in self.welcome["fragments"]]
+        self.steps = dict.fromkeys(self.fragments, 0)
+        self.pulls = []
+        self.results = []
+        self.values = {}
+        self.stop = None
+        self.closed = None
+
+    def handle(self, seconds=0.0):
+        """Takes what has come, waiting up to `seconds` for the first message."""
+        while self.closed is None and self.has_data(seconds):
+            seconds = 0.0
+            try:
+                name, fields = self.receive(heartbeats=True)
+            except Closed as closed:
+                self.closed = closed
+                return
+            except OSError as error:
+                self.closed = Closed(0, str(error))
+                return
+            if name == "update":
+                self.steps[fields["fragment"]] = 0
+                self.values[fields["fragment"]] = fields
+            elif name == "pull":
+                self.answer(fields)
+            elif name == "result":
+                self.results.append((fields["round"], fields["fragment"], VERDICTS[fields["verdict"]]))
+            elif name == "stop":
+                self.stop = fields
+
+    def answer(self, pull):
+        if pull["flags"] & PULL_SEED:
+            if self.seed is not None:
+                self.push(pull, self.seed(pull["fragment"]), NONE)
+            else:
+                self.pulls.append(pull)
+            return
+        data = self.delta(pull["fragment"]) if self.delta is not None else None
+        if data is None:
+            self.pulls.append(pull)
+        else:
+            self.push_round(pull, data)
+
+    def push_round(self, pull, data, **changes):
+        values = dict(steps=max(self.steps[pull["fragment"]], 1), step=max(self.step_count, 1))
+        values["tokens"] = 32 * values["steps"]
+        values["base_version"] = self.versions.get(pull["fragment"], 0)
+        values.update(changes)
+        self.push(pull, data, self.codec, **values)
+
+    def train(self):
+        """One step: counters, META."""
+        self.step_count += 1
+        for fragment in self.fragments:
+            if self.versions.get(fragment):
+                self.steps[fragment] += 1
+        self.meta(self.step_count, 32 * self.step_count,
+                  [(f, self.versions.get(f, 0), 0, self.steps[f], 32 * self.steps[f]) for f in self.fragments])
+
+    def has_all(self):
+        return all(self.versions.get(f, 0) > 0 for f in self.fragments)
+
+    def heartbeat(self):
+        self.send(HEARTBEAT, sequence=1, step=self.step_count, tokens=0)
+
+
+def drive(learners, until, seconds, what, train=True, pause=0.005):
+    """Lets all learners step and answer until `until()`; bounded."""
+    end = time.monotonic() + seconds
+    while not until():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {seconds} s in vain for {what}")
+        for learner in learners:
+            if learner.closed is not None:
+                continue
+            learner.handle(pause)
+            try:
+                if learner.closed is None and learner.has_all() and train:
+                    learner.train()
+                elif learner.closed is None:
+                    learner.heartbeat()
+            except OSError as error:
+                learner.handle()  # What the syncer said before it closed.
+                learner.closed = learner.closed or Closed(0, str(error))
