@@ -34,6 +34,7 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
     conn->transfers = transfers;
     conn->transfers_max = transfers_max;
     conn->member = SY_NO_MEMBER;
+    conn->leaving_member = SY_NO_MEMBER;
     conn->opened_ns = server->now_ns;
     conn->heard_ns = server->now_ns;
     lws_get_peer_simple(wsi, conn->peer, sizeof conn->peer);
@@ -96,7 +97,29 @@ static void let_go(struct sy_conn *conn, int why, const char *text)
                       seen ? view.step : 0, text);
     }
     if (why >= 0) {
-        sy_core_on_leave(server->core, server->now_ns, member, (enum sy_leave)why);
+        conn->leaving_member = member;
+        conn->leaving_why = (enum sy_leave)why;
+        server->leaves_waiting = true;
+        sy_server_actions(server);
+    }
+}
+
+/* The core's queue of actions is made for one event at a time: a leave that comes up in the middle waits for its end.
+ */
+void sy_conn_tell_leaves(struct sy_server *server)
+{
+    if (!server->leaves_waiting) {
+        return;
+    }
+    server->leaves_waiting = false;
+    for (struct sy_conn *conn = server->conns; conn != NULL; conn = conn->next) {
+        if (conn->leaving_member != SY_NO_MEMBER) {
+            uint32_t member = conn->leaving_member;
+            conn->leaving_member = SY_NO_MEMBER;
+            server->leaves_waiting = true; /* Perhaps more; one event at a time. */
+            sy_core_on_leave(server->core, server->now_ns, member, conn->leaving_why);
+            return;
+        }
     }
 }
 

@@ -73,7 +73,7 @@ static enum dl_rc on_hello(struct sy_conn *conn, const struct dl_wire_hello *hel
     if (rc != DL_OK) {
         refuse.code = rc == DL_EPROTO ? DL_REFUSE_MALFORMED : DL_REFUSE_LAYOUT;
         snprintf(refuse.text, sizeof refuse.text, "%.*s", (int)sizeof refuse.text - 1, err.text);
-        server->counters.layout_refusals++;
+        server->counters.refusals++;
         sy_conn_refuse(conn, &refuse);
         return DL_OK;
     }
@@ -108,7 +108,6 @@ void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push)
     for (uint32_t i = 0; i < conn->transfer_count; i++) {
         if (conn->transfers[i].push == push) {
             conn->transfers[i].push = NULL;
-            conn->transfers[i].late = true;
             sy_receive_drop_chunk(&conn->receive);
         }
     }
@@ -124,6 +123,10 @@ static void turn_away(struct sy_conn *conn, const struct dl_wire_push *push)
             conn->learner, push->round, push->fragment, push->bytes, server->push_bytes, server->push_bytes_max);
     struct dl_wire_push_none none = {.round = push->round, .fragment = push->fragment, .reason = DL_VERDICT_ABORTED};
     sy_core_on_push_none(server->core, server->now_ns, conn->member, &none);
+    struct dl_wire_message message = {.type = DL_WIRE_RESULT};
+    message.as.result =
+        (struct dl_wire_result){.round = push->round, .fragment = push->fragment, .verdict = DL_VERDICT_ABORTED};
+    sy_conn_send(conn, &message);
 }
 
 /* What a push of this fragment has to weigh; UINT64_MAX, which nothing matches, when codec or fragment is wrong. */
@@ -159,11 +162,8 @@ static enum dl_rc on_push(struct sy_conn *conn, const struct dl_wire_push *annou
             turn_away(conn, announced);
         }
     }
-    conn->transfers[conn->transfer_count++] = (struct sy_transfer){.id = announced->transfer,
-                                                                   .bytes = announced->bytes,
-                                                                   .round = announced->round,
-                                                                   .fragment = announced->fragment,
-                                                                   .push = push};
+    conn->transfers[conn->transfer_count++] = (struct sy_transfer){
+        .id = announced->transfer, .bytes = announced->bytes, .fragment = announced->fragment, .push = push};
     conn->transfer_ns = server->now_ns;
     return DL_OK;
 }
@@ -223,12 +223,9 @@ static enum dl_rc chunk_end(void *context, uint64_t id, const uint8_t *data, uin
     }
     transfer->received += bytes;
     if (transfer->received == transfer->bytes) {
-        struct sy_transfer done = *transfer;
         *transfer = conn->transfers[--conn->transfer_count];
         if (push != NULL) {
             push_is_complete(conn, push);
-        } else if (done.late) {
-            sy_core_on_push_received(server->core, server->now_ns, conn->member, done.round, done.fragment, true, 0);
         }
     }
     return DL_OK;
@@ -319,6 +316,7 @@ static bool refuse_version(struct sy_conn *conn)
     struct dl_wire_refuse refuse = {.code = DL_REFUSE_VERSION};
     snprintf(refuse.text, sizeof refuse.text, "protocol version %u: this syncer speaks %d", receive->header[4],
              DL_WIRE_VERSION);
+    conn->server->counters.refusals++;
     sy_conn_refuse(conn, &refuse);
     return true;
 }

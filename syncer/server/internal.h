@@ -66,10 +66,8 @@ struct sy_incoming {
 struct sy_transfer { /* A push as one connection sees it. */
     uint64_t id;
     uint64_t bytes, received;
-    uint64_t round;
     uint32_t fragment;
     struct sy_incoming *push; /* NULL: its chunks are dropped. */
-    bool late;                /* Its round was merged without it; the core is told once all has come. */
 };
 
 struct sy_control { /* An encoded control message, LWS_PRE bytes of room before it. */
@@ -85,7 +83,9 @@ struct sy_conn {
     enum sy_conn_state state;
     char peer[64];
     int64_t opened_ns, heard_ns;
-    uint32_t member; /* SY_NO_MEMBER before HELLO and after the core let go of it. */
+    uint32_t member;         /* SY_NO_MEMBER before HELLO and after the core let go of it. */
+    uint32_t leaving_member; /* See leaves_waiting; else SY_NO_MEMBER. */
+    enum sy_leave leaving_why;
     uint32_t learner;
     uint64_t admission, nonce;
     enum dl_role role;
@@ -118,6 +118,8 @@ void sy_conn_closed(struct sy_conn *conn);
 void sy_conn_end(struct sy_conn *conn, int why, uint16_t close_code, const char *text);
 /* Refuses a HELLO, counted. */
 void sy_conn_refuse(struct sy_conn *conn, const struct dl_wire_refuse *refuse);
+/* Tells the core of leaves that came up while its actions were carried out. */
+void sy_conn_tell_leaves(struct sy_server *server);
 struct sy_conn *sy_conn_of_member(struct sy_server *server, uint32_t member);
 /* Deadlines, and a heartbeat when `heartbeat` is given. */
 void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_view *heartbeat);
@@ -125,7 +127,7 @@ void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_vie
 /* --- inbound.c */
 /* Takes bytes as libwebsockets delivers them; false: close now. */
 bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last, bool binary);
-/* No chunk of this push is to be written any more; it was late when it had not come in full. */
+/* No chunk of this push is to be written any more. */
 void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push);
 
 /* --- transmit.c */
@@ -155,7 +157,7 @@ struct sy_counters {
     uint64_t bytes_in, bytes_out, messages_in, messages_out;
     uint64_t versions_skipped;    /* A slow reader never got them: a newer one was there first. */
     uint64_t push_memory_refused; /* Pushes turned away because push_bytes_max was reached. */
-    uint64_t layout_refusals;     /* Refused by the shell, before the core saw them. */
+    uint64_t refusals;            /* Refused by the shell, before the core saw them. */
     uint64_t commits, commit_failures;
 };
 
@@ -172,8 +174,8 @@ struct sy_server {
     int64_t started_ns;
     int64_t now_ns; /* Read once a callback. */
     uint64_t next_round, next_admission;
-    uint64_t pending_rounds; /* Submitted to the merge thread, not committed; and what their pushes carry. */
-    double pending_tokens;
+    uint64_t pending_rounds; /* Submitted to the merge thread, not committed. */
+    uint64_t token_sum;      /* Of all pushes ever submitted to it: tokensMerged times the shard's fragments. */
     /* Memory of pushes. */
     uint64_t push_bytes, push_bytes_peak, push_bytes_max;
     /* Connections. */
@@ -192,6 +194,8 @@ struct sy_server {
     lws_sorted_usec_list_t tick_timer;
     bool ready, stopping, ended;
     bool draining_actions;
+    bool leaves_waiting; /* Some connection has a leave to tell the core of, once the actions are drained. */
+    int64_t tick_due_ns;
     int64_t end_deadline_ns;
     enum dl_stop_result result;
     struct dl_err fatal; /* rc != DL_OK: the process must end. */

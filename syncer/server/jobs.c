@@ -158,10 +158,10 @@ static void take_seed(struct sy_jobs *jobs, const struct sy_job *job, struct par
 /* A round whose pushes weigh nothing changes nothing; it is a version all the same, since the core has closed it. */
 static void take_merged(struct sy_jobs *jobs, struct sy_job *job, struct part *part)
 {
-    job->input_count = DL_MIN(job->input_count, jobs->inputs_max);
+    assert(job->input_count <= jobs->inputs_max);
     for (uint32_t i = 0; i < job->input_count; i++) {
         const struct sy_job_input *input = &job->inputs[i];
-        /* Two incarnations of one learner may both be in a round; the order is all that matters to the merge. */
+        /* The order is all that matters to the merge; two incarnations of one learner may both have pushed. */
         jobs->pushes[i] = (struct sy_push){.learner = i,
                                            .codec = input->codec,
                                            .encoded = input->encoded,
@@ -185,6 +185,12 @@ static void take_merged(struct sy_jobs *jobs, struct sy_job *job, struct part *p
 /* --- commit ---------------------------------------------------------------------------------------------------------
  */
 
+/* A first state is made by no round. */
+static uint64_t made_by(const struct sy_job *job)
+{
+    return job->seed ? 0 : job->round;
+}
+
 static enum dl_rc commit(struct sy_jobs *jobs, const struct sy_job *job, const struct part *part,
                          const struct sy_store_participant *participants, struct dl_err *err)
 {
@@ -193,7 +199,7 @@ static enum dl_rc commit(struct sy_jobs *jobs, const struct sy_job *job, const s
     }
     const struct sy_store_commit what = {.fragment = job->fragment,
                                          .version = job->version,
-                                         .round = job->round,
+                                         .round = made_by(job),
                                          .parameters = part->theta,
                                          .parameters_bytes = part->padded * sizeof(float),
                                          .state = part->state,
@@ -282,7 +288,7 @@ static void do_job(struct sy_jobs *jobs, struct sy_job *job)
     int64_t committed = dl_now_ns();
     job->commit_ns = committed - merged;
     if (rc == DL_OK) {
-        rc = encode(jobs, job->fragment, job->version, job->round, job->seed ? 0 : job->input_count, part, &job->blob,
+        rc = encode(jobs, job->fragment, job->version, made_by(job), job->seed ? 0 : job->input_count, part, &job->blob,
                     &err);
     }
     job->encode_ns = dl_now_ns() - committed;
@@ -321,8 +327,7 @@ enum dl_rc sy_jobs_new(const struct sy_jobs_options *options, struct sy_jobs **o
         return dl_err_set(err, DL_ENOMEM, "starting the merge thread: no memory");
     }
     jobs->options = *options;
-    /* Incarnations that came one after the other may all have pushed. */
-    jobs->inputs_max = DL_MIN(2 * options->spec->learners.max, DL_SPEC_LEARNERS_MAX);
+    jobs->inputs_max = options->spec->learners.max;
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

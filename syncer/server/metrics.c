@@ -65,7 +65,7 @@ static void write_members(const struct sy_server *server, struct dl_metrics *m, 
     for (size_t i = 0; i < DL_COUNT_OF(leaves); i++) {
         dl_metrics_value(m, (double)view->leaves[i], "reason", leaves[i], NULL);
     }
-    counter(m, "diloco_refusals_total", "HELLOs refused.", view->refusals + server->counters.layout_refusals);
+    counter(m, "diloco_refusals_total", "HELLOs refused.", view->refusals + server->counters.refusals);
     dl_metrics_family(m, "diloco_pushes_total", "counter", "Pushes by verdict.");
     for (int i = 0; i < DL_VERDICT_COUNT; i++) {
         dl_metrics_value(m, (double)view->verdicts[i], "verdict", dl_verdict_name((enum dl_verdict)i), NULL);

@@ -136,29 +136,22 @@ static struct sy_job *begin_job(struct sy_server *server, const struct sy_action
     return job;
 }
 
-/* What the core will have counted once the job is committed, and tokens of the job alone. */
-static double tokens_of(const struct sy_server *server, const struct sy_job *job)
-{
-    double tokens = 0;
-    for (uint32_t i = 0; i < job->input_count; i++) {
-        tokens += (double)job->inputs[i].who.tokens / server->fragment_count;
-    }
-    return tokens;
-}
+/* The totals of a job are what the core will have counted once it is committed, and all that was submitted before. */
 
 static void submit(struct sy_server *server, struct sy_job *job)
 {
     struct sy_core_view view;
     sy_core_view(server->core, server->now_ns, &view);
     server->pending_rounds += job->seed ? 0 : 1;
-    server->pending_tokens += tokens_of(server, job);
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        server->token_sum += job->inputs[i].who.tokens;
+    }
     server->next_round = DL_MAX(server->next_round, job->round + 1);
-    job->totals =
-        (struct sy_store_totals){.next_round = server->next_round,
-                                 .rounds_merged = view.rounds_merged + server->pending_rounds,
-                                 .tokens = view.tokens,
-                                 .tokens_merged = view.tokens_merged + (uint64_t)(server->pending_tokens + 0.5),
-                                 .next_admission = server->next_admission};
+    job->totals = (struct sy_store_totals){.next_round = server->next_round,
+                                           .rounds_merged = view.rounds_merged + server->pending_rounds,
+                                           .tokens = view.tokens,
+                                           .tokens_merged = server->token_sum / server->fragment_count,
+                                           .next_admission = server->next_admission};
     server->fragments[job->local].busy = true;
     server->fragments[job->local].closed_ns = server->now_ns;
     sy_jobs_submit(server->jobs, job);
@@ -228,7 +221,6 @@ static void take_done(struct sy_server *server, struct sy_job *job)
     struct sy_held_fragment *state = &server->fragments[job->local];
     state->busy = false;
     server->pending_rounds -= job->seed ? 0 : 1;
-    server->pending_tokens -= tokens_of(server, job);
     sy_blob_drop(state->blob);
     state->blob = dl_take(job->blob);
     drop_round(server, job->local, job->round);
@@ -258,8 +250,8 @@ void sy_server_take_results(struct sy_server *server)
         case SY_JOB_DONE: take_done(server, job); break;
         case SY_JOB_DELAYED:
             server->counters.commit_failures++;
-            dl_warn("commit delayed fragment=%u version=%" PRIu64 " error=\"%s\"", job->fragment, job->version,
-                    job->error.text);
+            dl_debug("commit failed fragment=%u version=%" PRIu64 " error=\"%s\"", job->fragment, job->version,
+                     job->error.text); /* The core warns, once. */
             sy_core_on_commit_delayed(server->core, server->now_ns, job->fragment, job->error.text);
             break;
         case SY_JOB_FAILED: server->fatal = job->error; break;
@@ -288,11 +280,8 @@ static void tell_result(struct sy_server *server, const struct sy_action *action
         dl_debug("push not merged learner=%d round=%" PRIu64 " fragment=%u verdict=%s",
                  conn == NULL ? -1 : (int)conn->learner, result->round, result->fragment,
                  dl_verdict_name((enum dl_verdict)result->verdict));
-        /* Of the verdicts on an announcement none concerns a push that is held: its learner may have sent another. */
-        bool is_held = result->verdict == DL_VERDICT_CHECKSUM || result->verdict == DL_VERDICT_NOT_FINITE ||
-                       result->verdict == DL_VERDICT_NORM || result->verdict == DL_VERDICT_BELOW_QUORUM ||
-                       result->verdict == DL_VERDICT_LATE || result->verdict == DL_VERDICT_ABORTED;
-        if (push != NULL && is_held && push->complete && !push->in_job) {
+        /* A duplicate is another push than the one that is held. */
+        if (push != NULL && result->verdict != DL_VERDICT_DUPLICATE && !push->in_job) {
             sy_incoming_drop(server, push);
         }
     }
@@ -359,8 +348,13 @@ void sy_server_actions(struct sy_server *server)
         return;
     }
     server->draining_actions = true;
-    while (sy_core_next_action(server->core, &action)) {
-        carry_out(server, &action);
+    bool more = true;
+    while (more) {
+        while (sy_core_next_action(server->core, &action)) {
+            carry_out(server, &action);
+        }
+        more = server->leaves_waiting;
+        sy_conn_tell_leaves(server);
     }
     server->draining_actions = false;
     sy_server_reschedule(server);

@@ -213,12 +213,13 @@ static void schedule_tick(struct sy_server *server)
 {
     int64_t due = DL_MIN(sy_core_next_deadline(server->core), server->conns_due_ns);
     int64_t wait = DL_MAX(due - dl_now_ns(), DL_NS_PER_MS / 10);
+    server->tick_due_ns = due;
     lws_sul_schedule(server->context, 0, &server->tick_timer, on_tick, (lws_usec_t)(wait / 1000 + 1));
 }
 
 void sy_server_reschedule(struct sy_server *server)
 {
-    if (server->context != NULL && !server->ended) {
+    if (server->context != NULL && sy_core_next_deadline(server->core) < server->tick_due_ns) {
         schedule_tick(server);
     }
 }

@@ -150,6 +150,7 @@ static enum dl_rc restore_fragments(struct sy_server *server, struct dl_err *err
                            totals.next_admission);
     server->next_round = totals.next_round;
     server->next_admission = totals.next_admission;
+    server->token_sum = totals.tokens_merged * server->fragment_count;
     dl_info("state restored dir=%s epoch=%" PRIu64 " fragments=%u round=%" PRIu64 " tokens=%" PRIu64,
             server->options->state_dir, server->epoch, restored, totals.rounds_merged, totals.tokens);
     return DL_OK;

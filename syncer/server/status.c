@@ -131,7 +131,7 @@ static void add_counts(const struct sy_server *server, cJSON *root, const struct
     for (size_t i = 0; i < DL_COUNT_OF(leaves); i++) {
         add_u64(object, leaves[i], view->leaves[i]);
     }
-    add_u64(root, "refusals", view->refusals + server->counters.layout_refusals);
+    add_u64(root, "refusals", view->refusals + server->counters.refusals);
 }
 
 static void add_times(cJSON *root, const struct sy_core_view *view)

@@ -8,6 +8,7 @@ It can do what no honest learner does: send cut, damaged or contradictory messag
 """
 import base64
 import ctypes
+import itertools
 import math
 import os
 import select
@@ -26,6 +27,7 @@ NONE, BF16, INT8, INT4 = range(4)
 BLOCK_BYTES = {NONE: 1024, BF16: 512, INT8: 260, INT4: 132}
 PULL_SEED = 1
 
+_counter = itertools.count()
 _xxhash = ctypes.CDLL("libxxhash.so.0")
 _xxhash.XXH3_64bits_withSeed.restype = ctypes.c_uint64
 _xxhash.XXH3_64bits_withSeed.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
@@ -264,11 +266,11 @@ class Client:
         raise TimeoutError(f"no {name} within {seconds} s")
 
     def hello(self, job, tensors=None, **changes):
-        values = dict(role=0, learner=-1, nonce=int.from_bytes(os.urandom(8), "little"), uid=f"test:{os.getpid()}", job=job,
+        values = dict(role=0, learner=-1, nonce=int.from_bytes(os.urandom(8), "little"), uid=f"test:{os.getpid()}:{next(_counter)}", job=job,
                       shard=0, step=0, tokens=0, fragments=[], tensors=b"" if tensors is None else encode_tensors(tensors))
         wrong = changes.pop("wrong", None)
         values.update(changes)
-        self.nonce = values["nonce"]
+        self.nonce, self.uid = values["nonce"], values["uid"]
         self.send(HELLO, wrong, **values)
 
     def join(self, job, tensors, **changes):
