@@ -167,22 +167,25 @@ static void test_bad_manifests_are_refused_with_path_value_and_remedy(void)
 
 static void test_size_depth_and_count_limits(void)
 {
-    struct dl_err err;
+    static char large[DL_SPEC_BYTES_MAX + 1];
+    struct dl_err err = {0};
     struct dl_spec *spec = NULL;
-    size_t size = DL_SPEC_BYTES_MAX + 1;
-    DL_AUTO_FREE char *large = malloc(size);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(large);
-    memset(large, ' ', size);
-    CU_ASSERT_EQUAL(dl_spec_parse(large, size, "x", &spec, NULL, &err), DL_EINVAL);
+    memset(large, ' ', sizeof large);
+    CU_ASSERT_EQUAL(dl_spec_parse(large, sizeof large, "x", &spec, NULL, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "1048577 bytes; a manifest has at most 1048576"));
+    CU_ASSERT_EQUAL(dl_spec_parse(large, sizeof large - 1, "x", &spec, NULL, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "empty"));
     memset(large, '[', 1000);
     CU_ASSERT_EQUAL(dl_spec_parse(large, 1000, "x", &spec, NULL, &err), DL_EINVAL);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "deeper"));
     large[0] = '[';
     for (size_t i = 1; i < 100001; i += 2) {
-        memcpy(large + i, "1,", 2);
+        large[i] = '1';
+        large[i + 1] = ',';
     }
     CU_ASSERT_EQUAL(dl_spec_parse(large, 100001, "x", &spec, NULL, &err), DL_EINVAL);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "more than"));
+    CU_ASSERT_PTR_NULL(spec);
 }
 
 /* A value of a field that differs from its default, as it would stand in a manifest, and that no rule between fields
@@ -346,6 +349,18 @@ static void test_the_table_is_sound(void)
         bool may_lack = field->type == DL_FIELD_RAW || field->type == DL_FIELD_PATHS;
         CU_ASSERT(may_lack || (field->preset == NULL) == ((field->flags & DL_FIELD_REQUIRED) != 0));
     }
+}
+
+/* Each duration is one more thing to get wrong, so their number is bounded. */
+static void test_durations_are_few(void)
+{
+    unsigned count = 0;
+    for (size_t i = 0; i < dl_spec_field_count; i++) {
+        const char *tail = strstr(dl_spec_fields[i].path, "Seconds");
+        count += tail != NULL;
+        CU_ASSERT(tail == NULL || dl_spec_fields[i].preset != NULL);
+    }
+    CU_ASSERT(count > 0 && count <= 8);
 }
 
 static void test_enum_names(void)
@@ -522,7 +537,7 @@ UNIT_MAIN("spec", {"defaults", test_defaults},
           {"U2 bad manifests name path, value, remedy", test_bad_manifests_are_refused_with_path_value_and_remedy},
           {"S5 limits", test_size_depth_and_count_limits},
           {"every field is read and round trips", test_every_field_is_read_and_round_trips},
-          {"table", test_the_table_is_sound}, {"enum names", test_enum_names},
+          {"table", test_the_table_is_sound}, {"Q3 durations", test_durations_are_few}, {"enum names", test_enum_names},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
           {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
           {"reference is current", test_committed_reference_is_what_the_table_says})
