@@ -85,7 +85,9 @@ static size_t damage(char *text, size_t size, struct dl_rng *rng)
             size_t length = strlen(piece);
             if (size + length < TEXT_MAX) {
                 memmove(text + at + length, text + at, size - at);
-                memcpy(text + at, piece, length);
+                for (size_t i = 0; i < length; i++) {
+                    text[at + i] = piece[i];
+                }
                 size += length;
             }
             break;

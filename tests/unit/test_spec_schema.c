@@ -88,10 +88,10 @@ static void check_field(const struct dl_node *schema, const struct dl_field *fie
     const struct dl_node *preset = dl_node_get(node, "default");
     bool is_open = field->preset == NULL || strcmp(field->path, "learners.replicas") == 0;
     CU_ASSERT_EQUAL(preset == NULL, is_open);
-    if (preset != NULL && is_number) {
-        CU_ASSERT_DOUBLE_EQUAL(strtod(preset->text, NULL), strtod(field->preset, NULL), 0);
-    } else if (preset != NULL) {
-        CU_ASSERT_STRING_EQUAL(preset->text, field->preset);
+    if (preset != NULL && field->preset != NULL && is_number) {
+        CU_ASSERT_DOUBLE_EQUAL(strtod(text_of(node, "default"), NULL), strtod(field->preset, NULL), 0);
+    } else if (preset != NULL && field->preset != NULL) {
+        CU_ASSERT_STRING_EQUAL(text_of(node, "default"), field->preset);
     }
     if (field->type == DL_FIELD_ENUM) {
         const struct dl_node *value = first_of(dl_node_get(node, "enum"));
