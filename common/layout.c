@@ -51,8 +51,7 @@ static enum dl_rc refuse_count(uint32_t wanted, enum dl_layout_kind kind, uint64
                       kind_name(kind), (unsigned long long)DL_MIN(largest, DL_SPEC_FRAGMENTS_MAX));
 }
 
-/* --- balanced and tensor: greedy bin packing
- * ------------------------------------------------------------------------------ */
+/* --- balanced and tensor: greedy bin packing --- */
 
 static int by_size_descending(const void *a, const void *b)
 {
@@ -192,8 +191,7 @@ static enum dl_rc cut_tensor(const struct dl_tensor *tensors, uint32_t tensor_co
     return cut_at(tensors, tensor_count, fragment_count, UINT64_MAX, out, err);
 }
 
-/* --- layer and strided
- * ---------------------------------------------------------------------------------------------------- */
+/* --- layer and strided --- */
 
 struct depth { /* One layer that occurs, and what it weighs. */
     uint32_t layer;
@@ -299,8 +297,7 @@ static enum dl_rc cut_by_layer(const struct dl_tensor *tensors, uint32_t tensor_
     return DL_OK;
 }
 
-/* --- the layout itself
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the layout itself --- */
 
 /* Neighbouring pieces of a tensor that came into the same fragment become one slice. */
 static void join_neighbours(struct cut *cut)
@@ -494,8 +491,7 @@ enum dl_rc dl_layout_compare(const struct dl_layout *ours, const struct dl_layou
     return dl_err_set(err, DL_EINVAL, "the same tensors, but another kind of layout");
 }
 
-/* --- moving values
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- moving values --- */
 
 void dl_layout_gather(const struct dl_layout *layout, uint32_t index, float *const *tensors, float *fragment)
 {

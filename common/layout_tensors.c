@@ -95,8 +95,7 @@ enum dl_rc dl_tensors_check(const struct dl_tensor *tensors, uint32_t tensor_cou
     return DL_OK;
 }
 
-/* --- encoding
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- encoding --- */
 
 static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes)
 {

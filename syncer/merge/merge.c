@@ -77,8 +77,7 @@ static uint64_t tiles_of(const struct dl_slice *slice)
     return (slice->count + TILE - 1) / TILE;
 }
 
-/* --- tiles
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- tiles --- */
 
 static const struct slice_plan *find_plan(const struct run *run, uint64_t tile)
 {
@@ -233,8 +232,7 @@ static void second_pass(void *context, uint64_t begin, uint64_t end)
     run->kernels->fence();
 }
 
-/* --- factors
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- factors --- */
 
 static void use_mean(struct slice_plan *plan, const struct sy_merge_job *job, double weight_sum)
 {
@@ -343,8 +341,7 @@ static void fill_stats(const struct sy_merge *merge, uint32_t slice_count, doubl
     stats->agreement = radius_sum > 0 ? agreement / radius_sum : 0;
 }
 
-/* --- one run
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- one run --- */
 
 static double power(double base, uint64_t exponent)
 {
@@ -449,8 +446,7 @@ enum dl_rc sy_merge_run(struct sy_merge *merge, const struct dl_sync_spec *sync,
     return DL_OK;
 }
 
-/* --- its life
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- its life --- */
 
 uint32_t sy_outer_arrays(enum dl_outer_type type)
 {

@@ -62,19 +62,22 @@ static void *allocate(size_t bytes)
 /* The whole file; aligned, the caller frees. */
 static uint8_t *read_file(const char *path, size_t *size)
 {
-    DL_AUTO_FILE FILE *file = fopen(path, "rb");
-    if (file == NULL || fseek(file, 0, SEEK_END) != 0) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
         fail("cannot open", path);
     }
-    long bytes = ftell(file);
+    long bytes = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
     if (bytes < 0 || bytes > FILE_BYTES_MAX || fseek(file, 0, SEEK_SET) != 0) {
+        fclose(file);
         fail("has no usable size", path);
     }
     uint8_t *content = allocate((size_t)bytes);
-    if (fread(content, 1, (size_t)bytes, file) != (size_t)bytes) {
+    size_t got = fread(content, 1, (size_t)bytes, file);
+    fclose(file);
+    if (got != (size_t)bytes) {
         fail("cannot read", path);
     }
-    *size = (size_t)bytes;
+    *size = got;
     return content;
 }
 
@@ -122,8 +125,7 @@ static void convert(bool encodes, enum dl_codec codec, const char *in, const cha
     write_all(file, converted, out_bytes);
 }
 
-/* --- merge
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- merge --- */
 
 static void on_theta(struct script *script, const char *path)
 {

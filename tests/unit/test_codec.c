@@ -58,8 +58,7 @@ static float float_of(uint32_t bits)
     return value;
 }
 
-/* --- references
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- references --- */
 
 static uint16_t reference_bf16(float value)
 {
@@ -126,8 +125,7 @@ static float reference_element(enum dl_codec codec, const uint8_t *block, int i)
     return 0;
 }
 
-/* --- values that matter
- * ---------------------------------------------------------------------------------------------------- */
+/* --- values that matter --- */
 
 /* Block by block: ordinary deltas, a wide range of magnitudes, ties, denormals, zeros of both signs, the largest
  * floats. */

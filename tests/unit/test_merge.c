@@ -6,8 +6,7 @@
 
 #define UNIT 0x1p-24 /* Half a unit in the last place of float32, relative: the error of one rounding. */
 
-/* --- the merged gradient
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the merged gradient --- */
 
 /* Per element: the gradient in double, and the sum of magnitudes that its rounding errors are relative to. */
 static void reference_slice(const struct world *world, const struct dl_slice *slice, enum dl_merge_method method,
@@ -205,8 +204,7 @@ static void test_rda_keeps_the_norm(void)
     world_release(&world);
 }
 
-/* --- outer optimisers
- * -------------------------------------------------------------------------------------------------------- */
+/* --- outer optimisers --- */
 
 struct reference { /* One element. */
     double theta, first, second;

@@ -6,8 +6,7 @@
 #include "common/rng.h"
 #include "tests/unit/merge_world.h"
 
-/* --- equal bits
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- equal bits --- */
 
 /* Two rounds from a fixed state; the hash of Theta, state and statistics. */
 static uint64_t two_rounds(struct world *world, int in_place)
@@ -117,8 +116,7 @@ static void test_large_fragment(void)
     free(world);
 }
 
-/* --- what must be refused or kept out
- * ---------------------------------------------------------------------------------------- */
+/* --- what must be refused or kept out --- */
 
 static void test_gaps_stay_zero(void)
 {
