@@ -19,9 +19,11 @@ struct sy_outer_factors {
 };
 
 /* sums = sums + sum over m of factors[m] * decoded(sources[m]), in that order; without `adds`, sums starts at
- * zero. count >= 1. */
+ * zero. count >= 1. Meanwhile the same blocks of `ahead` (NULL where there is nothing) are fetched into the cache: what
+ * the outer step will read, so that it need not wait for memory where decoding keeps the processor busy. */
+#define SY_AHEAD 3
 typedef void (*sy_accumulate_fn)(float *sums, const uint8_t *const *sources, const float *factors, uint32_t count,
-                                 size_t blocks, bool adds);
+                                 size_t blocks, bool adds, const float *const ahead[SY_AHEAD]);
 
 /* The outer gradient is gain * values; values becomes the new Theta; moments are updated in place. */
 typedef void (*sy_outer_fn)(const struct sy_outer_factors *factors, float gain, const float *theta, float *values,

@@ -106,7 +106,7 @@ static struct tile tile_at(const struct slice_plan *plan, uint64_t index)
 }
 
 /* values = sum over pushes of factor * delta, in the pushes' order; neighbours of equal codec are read side by side. */
-static void sum_pushes(const struct run *run, const struct tile *tile, float *values)
+static void sum_pushes(const struct run *run, const struct tile *tile, float *values, const float *const *ahead)
 {
     const struct sy_push *pushes = run->job->pushes;
     const float *factors = tile->plan->factors;
@@ -124,7 +124,7 @@ static void sum_pushes(const struct run *run, const struct tile *tile, float *va
             }
         }
         if (count > 0) {
-            run->kernels->accumulate[codec](values, sources, taken, count, tile->blocks, adds);
+            run->kernels->accumulate[codec](values, sources, taken, count, tile->blocks, adds, adds ? NULL : ahead);
             adds = true;
         }
     }
@@ -176,7 +176,10 @@ static void step(const struct run *run, const struct tile *tile, float *values)
 static void merge_and_step(const struct run *run, const struct tile *tile)
 {
     _Alignas(64) float values[TILE];
-    sum_pushes(run, tile, values);
+    const struct sy_outer_state *outer = run->job->outer;
+    const float *ahead[SY_AHEAD] = {run->job->theta + tile->offset, at_or_null(outer->first, tile->offset),
+                                    at_or_null(outer->second, tile->offset)};
+    sum_pushes(run, tile, values, ahead);
     run->merge->partials[tile->index] = sum_squares(values, tile->blocks);
     step(run, tile, values);
     float *to = run->job->theta_out + tile->offset;
@@ -197,7 +200,7 @@ static void first_pass(void *context, uint64_t begin, uint64_t end)
         struct tile tile = tile_at(plan, index);
         if (plan->is_rda) {
             _Alignas(64) float values[TILE];
-            sum_pushes(run, &tile, values);
+            sum_pushes(run, &tile, values, NULL);
             run->merge->partials[index] = sum_squares(values, tile.blocks);
             store(run, run->directions + tile.offset, values, tile.blocks);
         } else {

@@ -5,10 +5,12 @@
  *     bench_add(&report, "merge_mean_1t", stats.median * 1e3, "ms", "memory_read_1t", ratio);
  *     return bench_write(&report, "build/results/merge.json");
  *
- * Absolute figures move from machine to machine: each is reported as a ratio to a yardstick of the same run. */
+ * Absolute figures move from machine to machine and from minute to minute: each is reported as a ratio to a yardstick
+ * that ran in turn with it (bench_measure_pair). */
 #ifndef DL_TESTS_BENCH_H
 #define DL_TESTS_BENCH_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +60,48 @@ static inline struct bench_stats bench_measure(void (*run)(void *context), void 
         seconds[i] = bench_seconds(run, context);
     }
     return bench_stats_of(seconds, repeats);
+}
+
+/* As bench_measure for two jobs in turn, so that both see the same machine. */
+static inline void bench_measure_pair(void (*yardstick)(void *context), void (*run)(void *context), void *context,
+                                      uint32_t repeats, struct bench_stats *of_yardstick, struct bench_stats *of_run)
+{
+    double seconds[2][BENCH_REPEATS_MAX] = {{0}};
+    repeats = repeats < 1 ? 1 : repeats > BENCH_REPEATS_MAX ? BENCH_REPEATS_MAX : repeats;
+    yardstick(context);
+    run(context);
+    for (uint32_t i = 0; i < repeats; i++) {
+        seconds[0][i] = bench_seconds(yardstick, context);
+        seconds[1][i] = bench_seconds(run, context);
+    }
+    *of_yardstick = bench_stats_of(seconds[0], repeats);
+    *of_run = bench_stats_of(seconds[1], repeats);
+}
+
+/* Reads bytes `begin` .. `end` - 1 (multiples of 1024) of each of `count` arrays side by side, as fast as the machine
+ * can: wide vectors whatever the flags, several streams, a page ahead of the processor's own prefetching. The sum is
+ * there so that the reads are. The yardstick of everything that is bound by memory. */
+typedef uint64_t bench_vector __attribute__((vector_size(64), aligned(8), may_alias));
+__attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t
+bench_read(const uint8_t *const *arrays, uint32_t count, size_t begin, size_t end)
+{
+    bench_vector sums[2] = {{0}};
+    for (size_t at = begin; at < end; at += 1024) {
+        for (uint32_t a = 0; a < count; a++) {
+            const bench_vector *vectors = (const void *)(arrays[a] + at);
+            for (size_t i = 0; i < 1024 / sizeof(bench_vector); i += 2) {
+                __builtin_prefetch(&vectors[i + 32]);
+                __builtin_prefetch(&vectors[i + 33]);
+                sums[0] += vectors[i];
+                sums[1] += vectors[i + 1];
+            }
+        }
+    }
+    uint64_t sum = 0;
+    for (size_t lane = 0; lane < 8; lane++) {
+        sum += sums[0][lane] + sums[1][lane];
+    }
+    return sum;
 }
 
 struct bench_entry { /* Strings are borrowed until bench_write. */

@@ -1,6 +1,5 @@
 /* Codecs: encoding a delta, decoding, and sums of squares, in GB/s of float32, beside the read rate of memory. */
 #include <stdio.h>
-#include <string.h>
 
 #include "common/codec.h"
 #include "common/isa.h"
@@ -22,14 +21,8 @@ struct context {
 static void run_read(void *opaque)
 {
     struct context *context = opaque;
-    uint64_t sums[8] = {0};
-    const uint64_t *words = (const uint64_t *)(const void *)context->base;
-    for (size_t i = 0; i < ELEMENTS / 2; i += 8) {
-        for (size_t lane = 0; lane < 8; lane++) {
-            sums[lane] += words[i + lane];
-        }
-    }
-    context->sum += (double)(sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7]);
+    const uint8_t *const arrays[] = {(const uint8_t *)context->base, (const uint8_t *)context->theta};
+    context->sum += (double)bench_read(arrays, 2, 0, ELEMENTS * 4ul);
 }
 
 static void run_encode(void *opaque)
@@ -50,15 +43,18 @@ static void run_squares(void *opaque)
     context->sum += dl_codec_sum_squares(context->codec, context->encoded, BLOCKS, 0);
 }
 
+/* `bytes`: of float32 read or written. */
 static void measure(struct bench_report *report, const char *name, void (*run)(void *), struct context *context,
-                    double float_bytes, double read_rate)
+                    double bytes)
 {
-    struct bench_stats stats = bench_measure(run, context, 1, REPEATS);
-    double rate = float_bytes / stats.median * 1e-9;
-    bench_add(report, name, rate, "GB/s of float32", read_rate > 0 ? "memory_read_1t" : NULL, rate / read_rate);
-    printf("%-20s %6.1f GB/s (min %.1f max %.1f)", name, rate, float_bytes / stats.max * 1e-9,
-           float_bytes / stats.min * 1e-9);
-    printf(read_rate > 0 ? "  %.2f of memory_read_1t\n" : "\n", rate / read_rate);
+    struct bench_stats read;
+    struct bench_stats stats;
+    bench_measure_pair(run_read, run, context, REPEATS, &read, &stats);
+    double rate = bytes / stats.median * 1e-9;
+    double read_rate = ELEMENTS * 8.0 / read.median * 1e-9;
+    bench_add(report, name, rate, "GB/s of float32", "memory_read_1t", rate / read_rate);
+    printf("%-14s %6.1f GB/s (min %.1f max %.1f)  %.2f of memory_read_1t (%.1f GB/s)\n", name, rate,
+           bytes / stats.max * 1e-9, bytes / stats.min * 1e-9, rate / read_rate, read_rate);
 }
 
 int main(void)
@@ -83,14 +79,12 @@ int main(void)
         context.theta[i] = context.base[i] + dl_rng_uniform(&rng) * 1e-3f;
     }
     printf("kernels: %s\n", dl_isa_name(dl_isa_current()));
-    measure(&report, "memory_read_1t", run_read, &context, ELEMENTS * 4.0, 0);
-    double read_rate = report.entries[0].value;
     for (int codec = DL_CODEC_NONE; codec <= DL_CODEC_INT4; codec++) {
         context.codec = (enum dl_codec)codec;
         /* Encoding a delta reads two arrays. */
-        measure(&report, names[codec][0], run_encode, &context, ELEMENTS * 8.0, read_rate);
-        measure(&report, names[codec][1], run_decode, &context, ELEMENTS * 4.0, read_rate);
-        measure(&report, names[codec][2], run_squares, &context, ELEMENTS * 4.0, read_rate);
+        measure(&report, names[codec][0], run_encode, &context, ELEMENTS * 8.0);
+        measure(&report, names[codec][1], run_decode, &context, ELEMENTS * 4.0);
+        measure(&report, names[codec][2], run_squares, &context, ELEMENTS * 4.0);
     }
     if (context.sum == 0.5) { /* Never so, but the compiler cannot know: the sums are needed. */
         printf("\n");

@@ -1,7 +1,8 @@
 /* The merge of 8 pushes of a 100 MB fragment, beside the rate at which this machine reads memory in the same run.
  *
- * A merge's rate counts the bytes it has to move: each push once, Theta and momentum read, new Theta and momentum
- * written; RDA writes and reads the mean direction besides. bench_merge [FRAGMENT_MB [REPEATS]] */
+ * Reading goes over the pushes' arrays, in turn with each merge. A merge's rate counts the bytes it has to move: each
+ * push once, Theta and momentum read, new Theta and momentum written; RDA writes and reads the mean direction besides.
+ * bench_merge [FRAGMENT_MB [REPEATS]] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +16,7 @@
 
 #define LEARNERS 8
 #define WIDTH 2048
-#define CHUNK (1024 * 1024) /* Bytes of a reading job. */
+#define CHUNK (64 * 1024) /* Bytes that a reading job takes from each array. */
 
 struct bench {
     struct dl_layout *layout;
@@ -29,49 +30,23 @@ struct bench {
     struct sy_outer_state outer;
     uint64_t padded;
     uint32_t threads;
-    uint64_t read_bytes, sums[LEARNERS];
+    uint64_t read_bytes, sum;
     struct bench_report report;
-    double read_rate[2];
+    double read_rates[2][2 * BENCH_REPEATS_MAX];
+    uint32_t read_count[2];
 };
-
-/* Wide vectors whatever the flags: the yardstick has to be the machine's, not the compiler's. */
-typedef uint64_t wide __attribute__((vector_size(64), aligned(8), may_alias));
-
-__attribute__((target_clones("avx512f", "avx2", "default"))) static uint64_t read_words(const uint8_t *bytes,
-                                                                                        size_t size)
-{
-    const wide *vectors = (const void *)bytes;
-    wide a = {0};
-    wide b = {0};
-    wide c = {0};
-    wide d = {0};
-    for (size_t i = 0; i < size / sizeof(wide); i += 4) {
-        for (size_t line = 0; line < 4; line++) { /* A page ahead, where the processor's own prefetching stops. */
-            __builtin_prefetch(&vectors[i + 32 + line]);
-        }
-        a += vectors[i];
-        b += vectors[i + 1];
-        c += vectors[i + 2];
-        d += vectors[i + 3];
-    }
-    a += b + c + d;
-    return a[0] + a[1] + a[2] + a[3] + a[4] + a[5] + a[6] + a[7];
-}
 
 static void read_range(void *opaque, uint64_t begin, uint64_t end)
 {
     struct bench *bench = opaque;
-    uint64_t chunks = bench->read_bytes / CHUNK;
-    for (uint64_t i = begin; i < end; i++) {
-        uint64_t sum = read_words(bench->encoded[i / chunks] + i % chunks * CHUNK, CHUNK);
-        __atomic_fetch_add(&bench->sums[i / chunks], sum, __ATOMIC_RELAXED);
-    }
+    uint64_t sum = bench_read((const uint8_t *const *)bench->encoded, LEARNERS, begin * CHUNK, end * CHUNK);
+    __atomic_fetch_add(&bench->sum, sum, __ATOMIC_RELAXED);
 }
 
 static void run_read(void *opaque)
 {
     struct bench *bench = opaque;
-    sy_pool_run(bench->pools[bench->threads - 1], read_range, bench, bench->read_bytes / CHUNK * LEARNERS);
+    sy_pool_run(bench->pools[bench->threads - 1], read_range, bench, bench->read_bytes / CHUNK);
 }
 
 static void run_merge(void *opaque)
@@ -180,12 +155,15 @@ static void measure(struct bench *bench, const char *name, enum dl_codec codec, 
     bench->sync.merge.method = method;
     double arrays = method == DL_MERGE_RDA ? 6 : 4;
     double bytes = (double)dl_codec_bytes(codec, bench->padded) * LEARNERS + arrays * 4 * (double)bench->padded;
-    struct bench_stats stats = bench_measure(run_merge, bench, 1, repeats);
+    struct bench_stats read;
+    struct bench_stats stats;
+    bench_measure_pair(run_read, run_merge, bench, repeats, &read, &stats);
     double rate = bytes / stats.median * 1e-9;
-    double ratio = rate / bench->read_rate[threads - 1];
-    bench_add(&bench->report, name, stats.median * 1e3, "ms", yardsticks[threads - 1], ratio);
-    printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s   %.2f of %s\n", name, stats.min * 1e3,
-           stats.median * 1e3, stats.max * 1e3, rate, ratio, yardsticks[threads - 1]);
+    double read_rate = (double)bench->read_bytes * LEARNERS / read.median * 1e-9;
+    bench->read_rates[threads - 1][bench->read_count[threads - 1]++] = read_rate;
+    bench_add(&bench->report, name, stats.median * 1e3, "ms", yardsticks[threads - 1], rate / read_rate);
+    printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s   %.2f of %s (%.1f GB/s)\n", name, stats.min * 1e3,
+           stats.median * 1e3, stats.max * 1e3, rate, rate / read_rate, yardsticks[threads - 1], read_rate);
 }
 
 int main(int argc, char **argv)
@@ -206,20 +184,15 @@ int main(int argc, char **argv)
     for (int codec = DL_CODEC_NONE; codec <= DL_CODEC_INT4; codec++) {
         encode(&bench, (enum dl_codec)codec);
         for (uint32_t threads = 1; threads <= 2; threads++) {
-            if (codec == DL_CODEC_NONE) {
-                bench.threads = threads;
-                struct bench_stats stats = bench_measure(run_read, &bench, 1, repeats);
-                double bytes = (double)bench.read_bytes * LEARNERS;
-                bench.read_rate[threads - 1] = bytes / stats.median * 1e-9;
-                bench_add(&bench.report, reads[threads - 1], bench.read_rate[threads - 1], "GB/s", NULL, 0);
-                printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s\n", reads[threads - 1],
-                       stats.min * 1e3, stats.median * 1e3, stats.max * 1e3, bench.read_rate[threads - 1]);
-            }
             for (int method = DL_MERGE_MEAN; method <= DL_MERGE_RDA; method++) {
                 measure(&bench, names[codec][method][threads - 1], (enum dl_codec)codec, (enum dl_merge_method)method,
                         threads, repeats);
             }
         }
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        double median = bench_stats_of(bench.read_rates[i], bench.read_count[i]).median;
+        bench_add(&bench.report, reads[i], median, "GB/s", NULL, 0);
     }
     for (uint32_t m = 0; m < LEARNERS; m++) {
         free(bench.encoded[m]);

@@ -148,6 +148,42 @@ static void test_gaps_stay_zero(void)
     world_release(&world);
 }
 
+/* A scale without integers is legal, and finite by its sums; it must not become infinity times zero. */
+static void test_hostile_scale(void)
+{
+    static struct world world;
+    world_init(&world);
+    float *tiny = floats(world.padded);
+    for (int codec = DL_CODEC_INT8; codec <= DL_CODEC_INT4; codec++) {
+        fill_pushes(&world, 2, codec);
+        for (uint32_t m = 0; m < 2; m++) { /* Small norms make large factors. */
+            for (uint64_t i = 0; i < world.padded; i++) {
+                tiny[i] = world.deltas[m][i] * 1e-20f;
+            }
+            set_push(&world, m, (enum dl_codec)codec, 1, tiny);
+        }
+        size_t bytes = dl_codec_block_bytes((enum dl_codec)codec);
+        float largest = 3e38f;
+        memset(world.encoded[0], 0, bytes);
+        memcpy(world.encoded[0], &largest, sizeof largest);
+        measure_push(&world, 0);
+        for (int method = DL_MERGE_MEAN; method <= DL_MERGE_RDA; method++) {
+            world.sync.merge.method = (enum dl_merge_method)method;
+            world.sync.merge.embedding = (enum dl_merge_method)method;
+            run(&world);
+            uint64_t not_finite = 0;
+            for (uint64_t i = 0; i < world.padded; i++) {
+                not_finite += isfinite(world.theta_out[i]) ? 0 : 1;
+            }
+            CU_ASSERT_EQUAL(not_finite, 0);
+            CU_ASSERT_TRUE(world.theta_out[0] != 0);
+            CU_ASSERT_EQUAL(world.stats.slices_rda, method == DL_MERGE_RDA ? SLICES : 0);
+        }
+    }
+    free(tiny);
+    world_release(&world);
+}
+
 static void test_refuses_what_is_not_finite(void)
 {
     static struct world world;
@@ -176,4 +212,5 @@ static void test_refuses_what_is_not_finite(void)
 }
 
 UNIT_MAIN("merge bits", {"equal bits", test_equal_bits}, {"large fragment", test_large_fragment},
-          {"gaps stay zero", test_gaps_stay_zero}, {"not finite", test_refuses_what_is_not_finite})
+          {"gaps stay zero", test_gaps_stay_zero}, {"hostile scale", test_hostile_scale},
+          {"not finite", test_refuses_what_is_not_finite})
