@@ -88,7 +88,7 @@ static inline void reference_attention(const double *q, const double *k, const d
     double *scores = malloc(rows * sizeof *scores);
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t h = 0; h < heads; h++) {
-            uint32_t g = h / (heads / kv_heads);
+            uint32_t g = h * kv_heads / heads;
             const double *query = q + (r * heads + h) * w;
             double *result = out + (r * heads + h) * w;
             double maximum = -INFINITY, sum = 0;
@@ -182,8 +182,8 @@ static inline double reference_loss(const struct reference *reference, const uin
         reference_logits(reference, tokens + b * s->sequence_length, logits);
         for (uint32_t r = 0; r < s->sequence_length; r++) {
             const double *row = logits + (size_t)r * s->vocab_size;
-            double sum = 0;
-            for (uint32_t i = 0; i < s->vocab_size; i++) {
+            double sum = exp(row[0]);
+            for (uint32_t i = 1; i < s->vocab_size; i++) {
                 sum += exp(row[i]);
             }
             total += log(sum) - row[targets[b * s->sequence_length + r]];

@@ -247,7 +247,7 @@ static void test_failed_write_keeps_the_old_file(void)
     struct dl_safetensors *file = NULL;
     CU_ASSERT_EQUAL_FATAL(dl_safetensors_open(path, &file, &err), DL_OK);
     CU_ASSERT_EQUAL(dl_safetensors_read(file, 0, back, &err), DL_OK);
-    CU_ASSERT_EQUAL(memcmp(back, values, sizeof back), 0);
+    CU_ASSERT(back[0] == 1 && back[1] == 2 && back[2] == 3 && back[3] == 4);
     dl_safetensors_close(file);
     CU_ASSERT_EQUAL(dl_safetensors_write("/nonexistent/x", &small, data, 1, NULL, 0, &err), DL_ENOTFOUND);
 }

@@ -30,7 +30,7 @@ struct wk_adamw {
     double *chunk_squares;
     struct wk_pool *pool;
     uint64_t steps;
-    double set_rate; /* Negative: from the schedule. */
+    double set_rate;                 /* Negative: from the schedule. */
     struct wk_adamw_factors factors; /* Of the step at hand. */
     float plain_keep, decayed_keep;
 };

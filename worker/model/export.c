@@ -200,21 +200,25 @@ enum dl_rc wk_model_import(struct wk_model *model, const char *path, struct dl_e
 
 static enum dl_rc read_config(const char *path, cJSON **out, struct dl_err *err)
 {
-    DL_AUTO_FILE FILE *file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     if (file == NULL) {
         return dl_err_errno(err, errno == ENOENT ? DL_ENOTFOUND : DL_EIO, errno, "open %s", path);
     }
-    DL_AUTO_FREE char *text = malloc(CONFIG_BYTES_MAX + 1);
+    enum dl_rc rc = DL_OK;
+    char *text = malloc(CONFIG_BYTES_MAX + 1);
+    size_t size = text == NULL ? 0 : fread(text, 1, CONFIG_BYTES_MAX + 1, file);
     if (text == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "no memory to read %s", path);
+        rc = dl_err_set(err, DL_ENOMEM, "no memory to read %s", path);
+    } else if (ferror(file) || size > CONFIG_BYTES_MAX) {
+        rc = dl_err_set(err, DL_EINVAL, "read %s: it cannot be read, or is larger than %d bytes", path,
+                        CONFIG_BYTES_MAX);
+    } else {
+        *out = cJSON_ParseWithLength(text, size);
+        rc = *out != NULL ? DL_OK : dl_err_set(err, DL_EINVAL, "%s is not JSON", path);
     }
-    size_t size = fread(text, 1, CONFIG_BYTES_MAX + 1, file);
-    if (ferror(file) || size > CONFIG_BYTES_MAX) {
-        return dl_err_set(err, DL_EINVAL, "read %s: it cannot be read, or is larger than %d bytes", path,
-                          CONFIG_BYTES_MAX);
-    }
-    *out = cJSON_ParseWithLength(text, size);
-    return *out != NULL ? DL_OK : dl_err_set(err, DL_EINVAL, "%s is not JSON", path);
+    free(text);
+    fclose(file);
+    return rc;
 }
 
 /* A whole number of the config; `fallback` 0 makes it required. */
@@ -260,7 +264,8 @@ static enum dl_rc refuse_foreign(const cJSON *json, const char *path, const stru
     if ((cJSON_IsString(rope_type) && strcmp(rope_type->valuestring, "default") != 0) || (cJSON_IsObject(scaling))) {
         return dl_err_set(err, DL_EUNSUPPORTED, "%s: scaled rotary positions are not supported", path);
     }
-    if (take_double(json, "head_dim", spec->width / spec->heads) != spec->width / spec->heads) {
+    double head_width = (double)(spec->width / spec->heads);
+    if (take_double(json, "head_dim", head_width) != head_width) {
         return dl_err_set(err, DL_EUNSUPPORTED, "%s: head_dim other than hidden_size / num_attention_heads", path);
     }
     return DL_OK;
