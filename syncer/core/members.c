@@ -332,9 +332,10 @@ static void take_versions(struct sy_core *core, uint32_t m, const struct dl_wire
         }
     }
     member->trained = member->role == DL_ROLE_LEARNER;
+    bool complete = sy_is_seeded(core); /* Before that, nobody hears of a part of the first state. */
     for (uint32_t i = 0; i < core->fragments; i++) {
         member->trained = member->trained && member->parts[i].version > 0;
-        if (core->rounds[i].version > 0 && member->parts[i].version != core->rounds[i].version) {
+        if (complete && member->parts[i].version != core->rounds[i].version) {
             sy_queue(core, &(struct sy_queued){.type = SY_ACT_SEND,
                                                .member = m,
                                                .fragment = sy_fragment_index(core, i),

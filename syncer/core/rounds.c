@@ -356,6 +356,15 @@ static void count_merge(struct sy_core *core, uint32_t local)
     sy_mean_add(&core->total_mean, sy_seconds(core->now_ns - round->opened_ns));
 }
 
+static void broadcast(struct sy_core *core, uint32_t local)
+{
+    sy_queue(core, &(struct sy_queued){.type = SY_ACT_BROADCAST,
+                                       .member = SY_NO_MEMBER,
+                                       .fragment = sy_fragment_index(core, local),
+                                       .round = core->rounds[local].made_round,
+                                       .version = core->rounds[local].version});
+}
+
 void sy_core_on_committed(struct sy_core *core, int64_t now_ns, uint32_t fragment, int64_t merge_ns, int64_t commit_ns)
 {
     sy_event(core, now_ns);
@@ -377,12 +386,12 @@ void sy_core_on_committed(struct sy_core *core, int64_t now_ns, uint32_t fragmen
         count_merge(core, i);
     }
     sy_round_move(round, SY_ROUND_IDLE);
-    if (core->phase != SY_ENDED) {
-        sy_queue(core, &(struct sy_queued){.type = SY_ACT_BROADCAST,
-                                           .member = SY_NO_MEMBER,
-                                           .fragment = fragment,
-                                           .round = round->made_round,
-                                           .version = round->version});
+    if (core->phase != SY_ENDED && !seed) {
+        broadcast(core, i);
+    }
+    /* Nobody hears of a first state before it is complete: another seeder must not receive parts of the last one's. */
+    for (uint32_t k = 0; seed && core->phase != SY_ENDED && sy_is_seeded(core) && k < core->fragments; k++) {
+        broadcast(core, k);
     }
     sy_settle(core);
 }

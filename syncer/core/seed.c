@@ -2,7 +2,8 @@
  *
  * All fragments come from the same learner. When it is lost before all are stored, the next one is asked for all of
  * them; what the first had stored is stored again as the next version, and before any fragment that has none yet: so
- * the state is complete (no fragment at version 0) only when it is of one piece, also after a restart in between. */
+ * the state is complete (no fragment at version 0) only when it is of one piece, also after a restart in between.
+ * Nobody is sent any of it before it is complete. */
 #include <assert.h>
 
 #include "common/mem.h"
@@ -67,14 +68,13 @@ static void ask_again(struct sy_core *core, uint32_t local)
     }
 }
 
-/* No fragment holds, or is about to hold, the state of an earlier seeder any more. */
+/* No fragment holds the state of an earlier seeder any more. */
 static bool is_of_one_piece(const struct sy_core *core)
 {
     for (uint32_t i = 0; i < core->fragments; i++) {
         const struct sy_round *round = &core->rounds[i];
-        bool same = round->seed_generation == core->seed_generation;
-        bool storing = round->state == SY_ROUND_STORING;
-        if ((round->version > 0 && (!same || round->state != SY_ROUND_IDLE)) || (storing && !same)) {
+        bool stored = round->seed_generation == core->seed_generation && round->state == SY_ROUND_IDLE;
+        if (round->version > 0 && !stored) {
             return false;
         }
     }
@@ -134,15 +134,22 @@ void sy_seed_left(struct sy_core *core, uint32_t m)
                   core->members[m].uid);
 }
 
+/* Not before all that the last seeder delivered is stored: it may turn out to be complete. */
 static void choose(struct sy_core *core)
 {
     uint32_t m = candidate(core);
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        m = core->rounds[i].state == SY_ROUND_STORING ? SY_NO_MEMBER : m;
+    }
     if (m == SY_NO_MEMBER) {
         return;
     }
-    core->seeder = m;
+    /* The same process, back again, goes on where it was: what it holds has not changed, since nobody trains yet. */
+    bool same = m == core->last_seeder && core->members[m].born == core->last_seeder_born;
+    core->seeder = core->last_seeder = m;
+    core->last_seeder_born = core->members[m].born;
     core->seeder_admission = core->members[m].admission;
-    core->seed_generation++;
+    core->seed_generation += same ? 0 : 1;
     core->seed_progress_ns = core->now_ns;
     sy_queue_note(core, false, "seeding from learner=%u uid=%.40s admission=%llu fragments=%u",
                   core->members[m].learner, core->members[m].uid, (unsigned long long)core->members[m].admission,

@@ -141,6 +141,8 @@ struct sy_core {
 
     uint32_t seeder;
     uint64_t seed_generation;
+    uint32_t last_seeder;
+    uint64_t last_seeder_born;
     uint64_t seeder_admission; /* Of the last seeder; the next one follows it. */
     int64_t seed_progress_ns;
 

@@ -1,0 +1,201 @@
+/* The inside of sim_world, shared by its parts:
+ *     world.c    the loop, faults of processes
+ *     conn.c     connections: delay, order, loss
+ *     learner.c  the shell of a wk_link: network side and trainer
+ *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
+ *     ledger.c   what must hold across all of them */
+#ifndef DL_SIM_STATE_H
+#define DL_SIM_STATE_H
+
+#include "common/layout.h"
+#include "common/wire.h"
+#include "sim/queue.h"
+#include "sim/world.h"
+#include "worker/link/link.h"
+
+#define SIM_SECOND INT64_C(1000000000)
+#define SIM_FRAGMENTS_MAX 32
+#define SIM_NONE UINT32_MAX
+
+enum sim_kind {
+    SIM_TRAINER,       /* a: learner. A step is done, or a wait may be over. */
+    SIM_LINK_PUMP,     /* a: learner, b: shard. The connection can take another message. */
+    SIM_LINK_SENT,     /* a: learner, b: connection. A chunk is out. */
+    SIM_LINK_TICK,     /* a: learner */
+    SIM_CONNECTED,     /* a: connection */
+    SIM_UP,            /* a: connection; payload: packet for the syncer */
+    SIM_DOWN,          /* a: connection; payload: packet for the learner */
+    SIM_LINK_LOST,     /* a: connection */
+    SIM_SYNCER_LOST,   /* a: connection */
+    SIM_SYNCER_PUMP,   /* a: connection */
+    SIM_SYNCER_TICK,   /* a: shard */
+    SIM_SYNCER_BEAT,   /* a: shard. Heartbeats. */
+    SIM_DURABLE,       /* a: shard, b: local fragment. A new version is on disk ... */
+    SIM_COMMITTED,     /* ... and the core hears of it. */
+    SIM_FAULT_CUT,     /* a: connection */
+    SIM_FAULT_BLOCK,   /* a: connection */
+    SIM_FAULT_KILL,    /* a: learner */
+    SIM_FAULT_STALL,   /* a: learner */
+    SIM_FAULT_CRASH,   /* a: shard */
+    SIM_FAULT_PAUSE,   /* a: shard */
+    SIM_START_LEARNER, /* a: learner */
+    SIM_START_SYNCER,  /* a: shard */
+    SIM_SUPERVISE,
+};
+
+struct sim_packet {
+    bool chunk, intact;
+    uint64_t transfer, offset, content;
+    uint32_t chunk_bytes;
+    size_t size;
+    uint8_t bytes[]; /* A control message, encoded. */
+};
+
+struct sim_conn {
+    uint32_t learner, shard;
+    uint64_t incarnation, epoch; /* Of its two ends. */
+    bool link_open, syncer_open;
+    int64_t up_clear_ns, down_clear_ns; /* Nothing arrives before what was sent earlier. */
+    int64_t blocked_until_ns;
+    /* The syncer's end. */
+    uint32_t member;
+    uint64_t nonce;
+    struct sim_packet **queue; /* Control messages to go out. */
+    uint32_t queue_count, queue_capacity;
+    bool wanted[SIM_FRAGMENTS_MAX];
+    bool has_farewell;
+    struct dl_wire_stop farewell;
+    bool pumping;
+    int64_t heard_ns;
+    uint64_t transfers;
+    uint32_t sending; /* Local fragment, or SIM_NONE. */
+    uint64_t sending_version, sending_content, sending_offset, sending_bytes;
+    struct { /* Pushes on their way in. */
+        bool used, kept, intact;
+        struct dl_wire_push push;
+        uint64_t received;
+    } incoming[2 * SIM_FRAGMENTS_MAX];
+};
+
+struct sim_held { /* A push that the syncer holds. */
+    struct sim_held *next;
+    uint32_t member;
+    uint64_t nonce, admission;
+    struct dl_wire_push push;
+    bool complete;
+};
+
+struct sim_learner {
+    uint64_t generation; /* Changes with every process. */
+    bool alive, done;
+    struct wk_link *link;
+    uint64_t nonce;
+    uint32_t incarnations, incarnation; /* Index in the ledger. */
+    double speed;
+    int64_t stalled_until_ns;
+    int64_t trainer_ns, tick_ns; /* When they are scheduled; INT64_MAX: not. */
+    bool stepping;               /* A step is being computed: nothing wakes the trainer. */
+    uint32_t conns[SIM_SHARDS_MAX];
+    uint64_t slot_content[SIM_FRAGMENTS_MAX][WK_SLOTS];
+    uint64_t steps_before;
+};
+
+struct sim_durable {
+    uint64_t version, round, content;
+};
+
+struct sim_syncer {
+    uint64_t epoch;
+    bool alive, ended;
+    struct sy_core *core;
+    int64_t paused_until_ns, tick_ns;
+    uint32_t fragments;
+    struct sim_durable durable[SIM_FRAGMENTS_MAX];
+    struct sim_durable current[SIM_FRAGMENTS_MAX]; /* What is told: as of the last on_committed. */
+    struct sim_durable making[SIM_FRAGMENTS_MAX];
+    struct sim_held *held[SIM_FRAGMENTS_MAX];
+    int64_t merge_ns[SIM_FRAGMENTS_MAX], commit_ns[SIM_FRAGMENTS_MAX];
+    uint64_t next_round, next_admission, rounds_merged, tokens, tokens_merged; /* Totals on disk. */
+    uint32_t *member_conns;
+};
+
+struct sim_incarnation {
+    uint64_t nonce, tokens; /* Trained in truth. */
+    uint64_t merged_tokens[SIM_FRAGMENTS_MAX], merged_base[SIM_FRAGMENTS_MAX];
+};
+
+struct sim_world {
+    struct sim_config config;
+    struct sim_faults faults;
+    struct dl_rng rng;
+    struct sim_queue queue;
+    int64_t now_ns;
+    bool healed;
+    struct dl_err fault; /* rc != DL_OK: something does not hold. */
+    struct dl_layout *layout;
+    struct sim_learner learners[SIM_LEARNERS_MAX];
+    struct sim_syncer syncers[SIM_SHARDS_MAX];
+    struct sim_conn **conns;
+    uint32_t conn_count, conn_capacity;
+    struct sim_incarnation *incarnations;
+    uint32_t incarnation_count, incarnation_capacity;
+    uint64_t *contents[SIM_FRAGMENTS_MAX]; /* By version. */
+    uint64_t content_capacity[SIM_FRAGMENTS_MAX];
+    struct sim_counts counts;
+    uint64_t nonces;
+    struct dl_wire_message scratch;
+    uint8_t *encode_buffer;
+};
+
+#define SIM_ENCODE_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CONTROL_PAYLOAD_MAX + 65536)
+
+/* world.c */
+void sim_fail(struct sim_world *world, const char *fmt, ...) DL_PRINTF(2, 3);
+void sim_at(struct sim_world *world, int64_t at_ns, enum sim_kind kind, uint32_t a, uint32_t b, uint64_t generation,
+            void *payload);
+bool sim_chance(struct sim_world *world, double share);
+static inline int64_t sim_ns(double seconds)
+{
+    return (int64_t)(seconds * 1e9);
+}
+
+/* conn.c */
+uint32_t sim_conn_new(struct sim_world *world, uint32_t learner, uint32_t shard);
+struct sim_packet *sim_packet_encode(struct sim_world *world, const struct dl_wire_message *message);
+const struct dl_wire_message *sim_packet_decode(struct sim_world *world, const struct sim_packet *packet);
+void sim_conn_up(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
+void sim_conn_down(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
+/* One end closes it: the other hears of it after the delay, once what was sent before has arrived. */
+void sim_conn_close(struct sim_world *world, uint32_t conn, bool by_learner);
+void sim_conn_cut(struct sim_world *world, uint32_t conn);
+
+/* learner.c */
+void sim_learner_start(struct sim_world *world, uint32_t n);
+void sim_learner_kill(struct sim_world *world, uint32_t n);
+void sim_learner_train(struct sim_world *world, uint32_t n, int64_t at_ns);
+void sim_learner_pump(struct sim_world *world, uint32_t n, uint32_t shard);
+void sim_learner_sent(struct sim_world *world, uint32_t n, uint32_t conn);
+void sim_learner_tick(struct sim_world *world, uint32_t n);
+void sim_learner_connected(struct sim_world *world, uint32_t conn);
+void sim_learner_lost(struct sim_world *world, uint32_t conn);
+void sim_learner_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
+void sim_learner_wake(struct sim_world *world, uint32_t n);
+
+/* syncer.c */
+void sim_syncer_start(struct sim_world *world, uint32_t shard);
+void sim_syncer_finish(struct sim_world *world, uint32_t shard); /* A stop request. */
+void sim_syncer_crash(struct sim_world *world, uint32_t shard);
+void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns);
+void sim_syncer_beat(struct sim_world *world, uint32_t shard);
+void sim_syncer_pump(struct sim_world *world, uint32_t conn);
+void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local);
+void sim_syncer_committed(struct sim_world *world, uint32_t shard, uint32_t local);
+void sim_syncer_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
+void sim_syncer_lost(struct sim_world *world, uint32_t conn);
+
+/* ledger.c */
+uint32_t sim_ledger_incarnation(struct sim_world *world, uint64_t nonce);
+void sim_ledger_merge(struct sim_world *world, uint32_t fragment, uint64_t nonce, const struct dl_wire_push *push);
+void sim_ledger_content(struct sim_world *world, uint32_t fragment, uint64_t version, uint64_t content, bool is_new);
+
+#endif

@@ -1,0 +1,658 @@
+/* sim_world, a syncer's process: the shell of a sy_core. Merges and commits only take time; a version's content is a
+ * hash of what it was made of. What is durable survives a crash. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/codec.h"
+#include "common/hash.h"
+#include "common/mem.h"
+#include "sim/state.h"
+
+static uint32_t local_of(const struct sim_world *world, uint32_t fragment)
+{
+    return fragment / world->config.spec->syncer.shards;
+}
+
+static struct sim_conn *conn_of(struct sim_world *world, uint32_t shard, uint32_t member)
+{
+    uint32_t c = world->syncers[shard].member_conns[member];
+    return c == SIM_NONE ? NULL : world->conns[c];
+}
+
+/* --- sending
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void pump_soon(struct sim_world *world, uint32_t c)
+{
+    struct sim_conn *conn = world->conns[c];
+    if (!conn->pumping && conn->syncer_open) {
+        conn->pumping = true;
+        sim_at(world, world->now_ns, SIM_SYNCER_PUMP, c, 0, conn->epoch, NULL);
+    }
+}
+
+static void send_control(struct sim_world *world, uint32_t c, const struct dl_wire_message *message)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_packet *packet = conn->syncer_open ? sim_packet_encode(world, message) : NULL;
+    if (packet == NULL) {
+        return;
+    }
+    if (conn->queue_count == conn->queue_capacity) {
+        conn->queue_capacity = DL_MAX(2 * conn->queue_capacity, 16u);
+        struct sim_packet **grown = realloc(conn->queue, conn->queue_capacity * sizeof(struct sim_packet *));
+        if (grown == NULL) {
+            free(packet);
+            sim_fail(world, "no memory for a queue");
+            return;
+        }
+        conn->queue = grown;
+    }
+    conn->queue[conn->queue_count++] = packet;
+    pump_soon(world, c);
+}
+
+static void begin_update(struct sim_world *world, uint32_t c, uint32_t local)
+{
+    struct sim_conn *conn = world->conns[c];
+    const struct sim_durable *version = &world->syncers[conn->shard].current[local];
+    uint32_t fragment = conn->shard + local * world->config.spec->syncer.shards;
+    enum dl_codec codec = world->config.spec->sync.broadcast_compression;
+    conn->wanted[local] = false;
+    conn->sending = local;
+    conn->sending_version = version->version;
+    conn->sending_content = version->content;
+    conn->sending_offset = 0;
+    conn->sending_bytes = dl_codec_bytes(codec, world->layout->fragments[fragment].padded_elements);
+    struct dl_wire_message *message = &world->scratch;
+    message->type = DL_WIRE_UPDATE;
+    message->as.update = (struct dl_wire_update){.transfer = ++conn->transfers,
+                                                 .fragment = fragment,
+                                                 .version = version->version,
+                                                 .round = version->round,
+                                                 .codec = (uint8_t)codec,
+                                                 .bytes = conn->sending_bytes,
+                                                 .content_hash = version->content};
+    sim_conn_down(world, c, sim_packet_encode(world, message));
+}
+
+static void send_chunk(struct sim_world *world, uint32_t c)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_packet *packet = calloc(1, sizeof *packet);
+    if (packet == NULL) {
+        sim_fail(world, "no memory for a packet");
+        return;
+    }
+    uint64_t most = dl_wire_chunk_data_bytes(world->config.spec->sync.broadcast_compression);
+    packet->chunk = true;
+    packet->transfer = conn->transfers;
+    packet->offset = conn->sending_offset;
+    packet->chunk_bytes = (uint32_t)DL_MIN(most, conn->sending_bytes - conn->sending_offset);
+    packet->content = conn->sending_content;
+    packet->intact = !sim_chance(world, world->faults.damage_share / 4);
+    world->counts.damaged += packet->intact ? 0 : 1;
+    conn->sending_offset += packet->chunk_bytes;
+    if (conn->sending_offset == conn->sending_bytes) {
+        conn->sending = SIM_NONE;
+    }
+    sim_conn_down(world, c, packet);
+}
+
+/* One message: control messages pass between chunks, STOP comes after everything else. */
+void sim_syncer_pump(struct sim_world *world, uint32_t c)
+{
+    struct sim_conn *conn = world->conns[c];
+    conn->pumping = false;
+    if (!conn->syncer_open) {
+        return;
+    }
+    int64_t next_ns = world->now_ns + 1;
+    uint32_t wanted = SIM_NONE;
+    for (uint32_t i = 0; i < world->syncers[conn->shard].fragments && wanted == SIM_NONE; i++) {
+        wanted = conn->wanted[i] ? i : SIM_NONE;
+    }
+    if (conn->queue_count > 0) {
+        sim_conn_down(world, c, conn->queue[0]);
+        conn->queue_count--;
+        memmove(conn->queue, conn->queue + 1, conn->queue_count * sizeof(struct sim_packet *));
+    } else if (conn->sending != SIM_NONE) {
+        send_chunk(world, c);
+        next_ns = world->now_ns + sim_ns(world->faults.chunk_seconds);
+    } else if (wanted != SIM_NONE) {
+        begin_update(world, c, wanted);
+    } else if (conn->has_farewell) {
+        conn->has_farewell = false;
+        world->scratch.type = DL_WIRE_STOP;
+        world->scratch.as.stop = conn->farewell;
+        sim_conn_down(world, c, sim_packet_encode(world, &world->scratch));
+    } else {
+        return;
+    }
+    conn->pumping = true;
+    sim_at(world, next_ns, SIM_SYNCER_PUMP, c, 0, conn->epoch, NULL);
+}
+
+/* --- held pushes
+ * -------------------------------------------------------------------------------------------------------- */
+
+static struct sim_held **find_held(struct sim_syncer *syncer, uint32_t local, uint64_t round, uint32_t member)
+{
+    struct sim_held **at = &syncer->held[local];
+    while (*at != NULL && !((*at)->push.round == round && (*at)->member == member)) {
+        at = &(*at)->next;
+    }
+    return at;
+}
+
+static void drop_held(struct sim_held **at)
+{
+    struct sim_held *held = *at;
+    if (held != NULL) {
+        *at = held->next;
+        free(held);
+    }
+}
+
+static void drop_until(struct sim_syncer *syncer, uint32_t local, uint64_t round)
+{
+    for (struct sim_held **at = &syncer->held[local]; *at != NULL;) {
+        if ((*at)->push.round <= round) {
+            drop_held(at);
+        } else {
+            at = &(*at)->next;
+        }
+    }
+}
+
+/* --- actions
+ * ------------------------------------------------------------------------------------------------------------ */
+
+static void start_job(struct sim_world *world, uint32_t shard, const struct sy_action *action, bool seed)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    uint32_t local = local_of(world, action->fragment);
+    uint64_t parts[3] = {syncer->durable[local].content, action->round, seed ? 1 : 2};
+    if (action->version != syncer->durable[local].version + 1) {
+        sim_fail(world, "fragment %u: asked to make version %llu on top of %llu", action->fragment,
+                 (unsigned long long)action->version, (unsigned long long)syncer->durable[local].version);
+    }
+    syncer->making[local] = (struct sim_durable){
+        .version = action->version, .round = seed ? 0 : action->round, .content = dl_hash64(parts, sizeof parts, 0)};
+    syncer->merge_ns[local] = sim_ns(sim_uniform(&world->rng, 0, world->faults.merge_seconds));
+    syncer->commit_ns[local] = sim_ns(sim_uniform(&world->rng, 0, world->faults.commit_seconds));
+    world->counts.merges += seed ? 0 : 1;
+    world->counts.seeds += seed ? 1 : 0;
+    sim_at(world, world->now_ns + syncer->merge_ns[local] + syncer->commit_ns[local], SIM_DURABLE, shard, local,
+           syncer->epoch, NULL);
+}
+
+static void merge(struct sim_world *world, uint32_t shard, const struct sy_action *action)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    const struct sy_participant *participants = NULL;
+    uint32_t count = sy_core_participants(syncer->core, action->fragment, &participants);
+    for (uint32_t k = 0; k < count; k++) {
+        struct sim_held *held =
+            *find_held(syncer, local_of(world, action->fragment), action->round, participants[k].member);
+        if (held == NULL || !held->complete || held->admission != participants[k].admission) {
+            sim_fail(world, "fragment %u round %llu: the push of learner %u is not there", action->fragment,
+                     (unsigned long long)action->round, participants[k].learner);
+        }
+    }
+    start_job(world, shard, action, false);
+}
+
+static void result(struct sim_world *world, uint32_t shard, const struct sy_action *action, struct sim_conn *conn,
+                   uint32_t c)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    enum dl_verdict verdict = (enum dl_verdict)action->as.result.verdict;
+    if (verdict != DL_VERDICT_ACCEPTED && verdict != DL_VERDICT_DUPLICATE) {
+        uint32_t local = local_of(world, action->fragment);
+        struct sim_held **held = find_held(syncer, local, action->round, action->member);
+        for (uint32_t k = 0; conn != NULL && *held != NULL && k < DL_COUNT_OF(conn->incoming); k++) {
+            bool same = conn->incoming[k].used && conn->incoming[k].push.round == action->round &&
+                        conn->incoming[k].push.fragment == action->fragment;
+            conn->incoming[k].kept = conn->incoming[k].kept && !same;
+        }
+        drop_held(held);
+    }
+    if (conn != NULL) {
+        world->scratch.type = DL_WIRE_RESULT;
+        world->scratch.as.result = action->as.result;
+        send_control(world, c, &world->scratch);
+    }
+}
+
+/* The members' connections end; what was not complete is gone. `c` stays known only to the events on their way. */
+static void let_go(struct sim_world *world, uint32_t c)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    for (uint32_t k = 0; k < DL_COUNT_OF(conn->incoming); k++) {
+        if (conn->incoming[k].used && conn->incoming[k].kept) {
+            const struct dl_wire_push *push = &conn->incoming[k].push;
+            drop_held(find_held(syncer, local_of(world, push->fragment), push->round, conn->member));
+        }
+        conn->incoming[k].used = false;
+    }
+    if (conn->member != SY_NO_MEMBER && syncer->member_conns[conn->member] == c) {
+        syncer->member_conns[conn->member] = SIM_NONE;
+    }
+    conn->member = SY_NO_MEMBER;
+}
+
+static void broadcast(struct sim_world *world, uint32_t shard, uint32_t local)
+{
+    for (uint32_t m = 0; m < sy_core_members(world->syncers[shard].core); m++) {
+        uint32_t c = world->syncers[shard].member_conns[m];
+        if (c != SIM_NONE) {
+            world->conns[c]->wanted[local] = true;
+            pump_soon(world, c);
+        }
+    }
+}
+
+static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_action *action)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    uint32_t c = action->member == SY_NO_MEMBER ? SIM_NONE : syncer->member_conns[action->member];
+    struct sim_conn *conn = c == SIM_NONE ? NULL : world->conns[c];
+    switch (action->type) {
+    case SY_ACT_PULL:
+        if (conn != NULL) {
+            world->scratch.type = DL_WIRE_PULL;
+            world->scratch.as.pull = action->as.pull;
+            send_control(world, c, &world->scratch);
+        }
+        break;
+    case SY_ACT_RESULT: result(world, shard, action, conn, c); break;
+    case SY_ACT_MERGE: merge(world, shard, action); break;
+    case SY_ACT_SEED_STORE: start_job(world, shard, action, true); break;
+    case SY_ACT_BROADCAST: broadcast(world, shard, local_of(world, action->fragment)); break;
+    case SY_ACT_SEND:
+        if (conn != NULL) {
+            conn->wanted[local_of(world, action->fragment)] = true;
+            pump_soon(world, c);
+        }
+        break;
+    case SY_ACT_STOP:
+        if (conn != NULL) {
+            conn->has_farewell = true;
+            conn->farewell = action->as.stop;
+            pump_soon(world, c);
+        }
+        break;
+    case SY_ACT_DISCONNECT:
+        if (conn != NULL) {
+            let_go(world, c);
+            sim_conn_close(world, c, false);
+        }
+        break;
+    case SY_ACT_NOTE: break;
+    }
+}
+
+static void after_event(struct sim_world *world, uint32_t shard)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    struct sy_action action;
+    while (syncer->alive && sy_core_next_action(syncer->core, &action)) {
+        carry_out(world, shard, &action);
+    }
+    const char *fault = sy_core_check(syncer->core);
+    if (fault != NULL) {
+        sim_fail(world, "shard %u: %s", shard, fault);
+    }
+    int64_t due_ns = sy_core_next_deadline(syncer->core);
+    if (due_ns < syncer->tick_ns) {
+        syncer->tick_ns = due_ns;
+        sim_at(world, due_ns, SIM_SYNCER_TICK, shard, 0, syncer->epoch, NULL);
+    }
+}
+
+/* --- what comes in
+ * ------------------------------------------------------------------------------------------------------ */
+
+static void on_hello(struct sim_world *world, uint32_t c, const struct dl_wire_hello *hello)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    struct dl_wire_message answer = {.type = DL_WIRE_WELCOME};
+    struct dl_wire_refuse refuse = {0};
+    uint32_t member = SY_NO_MEMBER;
+    uint64_t nonce = hello->nonce;
+    if (sy_core_on_hello(syncer->core, world->now_ns, hello, &member, &answer.as.welcome, &refuse) != DL_OK) {
+        answer.type = DL_WIRE_REFUSE;
+        answer.as.refuse = refuse;
+        sim_conn_down(world, c, sim_packet_encode(world, &answer));
+        sim_conn_close(world, c, false);
+        return;
+    }
+    uint32_t before = syncer->member_conns[member];
+    if (before != SIM_NONE) {
+        let_go(world, before);
+        sim_conn_close(world, before, false);
+    }
+    conn->member = member;
+    conn->nonce = nonce;
+    syncer->member_conns[member] = c;
+    syncer->next_admission = DL_MAX(syncer->next_admission, answer.as.welcome.admission + 1);
+    answer.as.welcome.fragments_total = world->config.spec->sync.fragments;
+    answer.as.welcome.layout = (uint8_t)world->config.spec->sync.layout;
+    answer.as.welcome.layout_hash = world->layout->hash;
+    send_control(world, c, &answer);
+}
+
+static void on_push(struct sim_world *world, uint32_t c, const struct dl_wire_push *announced)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    struct dl_wire_push push = *announced;
+    uint64_t expected =
+        dl_codec_bytes((enum dl_codec)push.codec, world->layout->fragments[push.fragment].padded_elements);
+    for (uint32_t k = 0; k < DL_COUNT_OF(conn->incoming); k++) {
+        /* A learner that pushes a fragment anew has given up what it had not finished of it. */
+        if (conn->incoming[k].used && conn->incoming[k].push.fragment == push.fragment) {
+            if (conn->incoming[k].kept) {
+                sim_fail(world, "fragment %u: a push that was wanted is not finished", push.fragment);
+            }
+            conn->incoming[k].used = false;
+        }
+    }
+    enum dl_verdict verdict = sy_core_on_push(syncer->core, world->now_ns, conn->member, &push, expected);
+    for (uint32_t k = 0; k < DL_COUNT_OF(conn->incoming); k++) {
+        if (conn->incoming[k].used) {
+            continue;
+        }
+        conn->incoming[k].used = conn->incoming[k].intact = true;
+        conn->incoming[k].kept = verdict == DL_VERDICT_ACCEPTED;
+        conn->incoming[k].push = push;
+        conn->incoming[k].received = 0;
+        break;
+    }
+    if (verdict != DL_VERDICT_ACCEPTED) {
+        return;
+    }
+    struct sim_held *held = calloc(1, sizeof *held);
+    if (held == NULL) {
+        sim_fail(world, "no memory for a push");
+        return;
+    }
+    struct sy_member_view view;
+    (void)sy_core_member(syncer->core, conn->member, &view);
+    *held = (struct sim_held){.next = syncer->held[local_of(world, push.fragment)],
+                              .member = conn->member,
+                              .nonce = conn->nonce,
+                              .admission = view.admission,
+                              .push = push};
+    syncer->held[local_of(world, push.fragment)] = held;
+}
+
+static double draw_norm(struct sim_world *world)
+{
+    if (sim_chance(world, world->faults.nan_share)) {
+        world->counts.nans++;
+        return (double)NAN;
+    }
+    bool absurd = sim_chance(world, world->faults.absurd_share);
+    world->counts.absurd += absurd ? 1 : 0;
+    return sim_uniform(&world->rng, 0.5, 2) * (absurd ? 1e6 : 1);
+}
+
+/* A repeat of a push that is here: nothing may come of it. */
+static void repeat(struct sim_world *world, uint32_t c, const struct dl_wire_push *push)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    world->counts.repeats++;
+    if (sy_core_on_push(syncer->core, world->now_ns, conn->member, push, push->bytes) == DL_VERDICT_ACCEPTED) {
+        sim_fail(world, "fragment %u: a repeated push was accepted", push->fragment);
+    }
+}
+
+static void on_chunk(struct sim_world *world, uint32_t c, const struct sim_packet *packet)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    for (uint32_t k = 0; k < DL_COUNT_OF(conn->incoming); k++) {
+        if (!conn->incoming[k].used || conn->incoming[k].push.transfer != packet->transfer) {
+            continue;
+        }
+        conn->incoming[k].intact = conn->incoming[k].intact && packet->intact;
+        conn->incoming[k].received += packet->chunk_bytes;
+        if (conn->incoming[k].received < conn->incoming[k].push.bytes) {
+            return;
+        }
+        struct dl_wire_push push = conn->incoming[k].push;
+        bool intact = conn->incoming[k].intact, kept = conn->incoming[k].kept;
+        conn->incoming[k].used = false;
+        struct sim_held *held = *find_held(syncer, local_of(world, push.fragment), push.round, conn->member);
+        if (!kept || held == NULL) {
+            return;
+        }
+        held->complete = true;
+        double norm = draw_norm(world);
+        sy_core_on_push_received(syncer->core, world->now_ns, conn->member, push.round, push.fragment, intact, norm);
+        after_event(world, conn->shard);
+        if (intact && isfinite(norm) && norm < 1e3 && conn->member != SY_NO_MEMBER &&
+            sim_chance(world, world->faults.repeat_share)) {
+            repeat(world, c, &push);
+        }
+        return;
+    }
+    sim_fail(world, "a chunk of transfer %llu that is not under way", (unsigned long long)packet->transfer);
+}
+
+static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire_message *message)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    uint32_t member = conn->member;
+    if (message->type == DL_WIRE_META) {
+        sy_core_on_meta(syncer->core, world->now_ns, member, &message->as.meta);
+    } else if (message->type == DL_WIRE_PUSH) {
+        on_push(world, c, &message->as.push);
+    } else if (message->type == DL_WIRE_PUSH_NONE) {
+        sy_core_on_push_none(syncer->core, world->now_ns, member, &message->as.push_none);
+    } else if (message->type == DL_WIRE_GOODBYE) {
+        bool preempted = message->as.goodbye.preempted != 0;
+        let_go(world, c);
+        sy_core_on_leave(syncer->core, world->now_ns, member, preempted ? SY_LEAVE_PREEMPTED : SY_LEAVE_GOODBYE);
+        sim_conn_close(world, c, false);
+    } else if (message->type != DL_WIRE_HEARTBEAT) {
+        sim_fail(world, "a learner sent %s", dl_wire_type_name(message->type));
+    }
+}
+
+void sim_syncer_packet(struct sim_world *world, uint32_t c, const struct sim_packet *packet)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    if (!conn->syncer_open || !syncer->alive || conn->epoch != syncer->epoch) {
+        return;
+    }
+    const struct dl_wire_message *message = packet->chunk ? NULL : sim_packet_decode(world, packet);
+    if (conn->member == SY_NO_MEMBER) {
+        if (message != NULL && message->type == DL_WIRE_HELLO) {
+            on_hello(world, c, &message->as.hello);
+        }
+    } else {
+        sy_core_on_heard(syncer->core, world->now_ns, conn->member);
+        if (packet->chunk) {
+            on_chunk(world, c, packet);
+        } else if (message != NULL) {
+            on_control(world, c, message);
+        }
+    }
+    after_event(world, conn->shard);
+}
+
+void sim_syncer_lost(struct sim_world *world, uint32_t c)
+{
+    struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    if (!conn->syncer_open) {
+        return;
+    }
+    conn->syncer_open = false;
+    uint32_t member = conn->member;
+    if (!syncer->alive || conn->epoch != syncer->epoch) {
+        return;
+    }
+    let_go(world, c);
+    if (member != SY_NO_MEMBER) {
+        sy_core_on_leave(syncer->core, world->now_ns, member, SY_LEAVE_LOST);
+    }
+    after_event(world, conn->shard);
+}
+
+/* --- commits
+ * ------------------------------------------------------------------------------------------------------------ */
+
+void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    uint32_t fragment = shard + local * world->config.spec->syncer.shards;
+    if (sim_chance(world, world->faults.full_disk_share)) {
+        world->counts.full_disks++;
+        sy_core_on_commit_delayed(syncer->core, world->now_ns, fragment, "no space left");
+        after_event(world, shard);
+        sim_at(world, world->now_ns + SIM_SECOND, SIM_DURABLE, shard, local, syncer->epoch, NULL);
+        return;
+    }
+    syncer->durable[local] = syncer->making[local];
+    sim_ledger_content(world, fragment, syncer->durable[local].version, syncer->durable[local].content, true);
+    const struct sy_participant *participants = NULL;
+    uint32_t count = sy_core_participants(syncer->core, fragment, &participants);
+    for (uint32_t k = 0; k < count; k++) {
+        const struct sim_held *held = *find_held(syncer, local, syncer->making[local].round, participants[k].member);
+        if (held == NULL) {
+            sim_fail(world, "fragment %u: a push was let go of while it was merged", fragment);
+            return;
+        }
+        sim_ledger_merge(world, fragment, held->nonce, &held->push);
+        syncer->tokens_merged += held->push.tokens;
+    }
+    struct sy_core_view view;
+    sy_core_view(syncer->core, world->now_ns, &view);
+    syncer->rounds_merged = view.rounds_merged + (count > 0 ? 1 : 0);
+    syncer->tokens = view.tokens;
+    syncer->next_round = DL_MAX(syncer->next_round, syncer->making[local].round + 1);
+    sim_at(world, world->now_ns + sim_ns(sim_uniform(&world->rng, 0, 0.01)), SIM_COMMITTED, shard, local, syncer->epoch,
+           NULL);
+}
+
+void sim_syncer_committed(struct sim_world *world, uint32_t shard, uint32_t local)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    uint32_t fragment = shard + local * world->config.spec->syncer.shards;
+    struct sy_fragment_view view;
+    (void)sy_core_fragment(syncer->core, fragment, &view);
+    syncer->current[local] = syncer->durable[local];
+    drop_until(syncer, local, view.open_round);
+    sy_core_on_committed(syncer->core, world->now_ns, fragment, syncer->merge_ns[local], syncer->commit_ns[local]);
+    after_event(world, shard);
+}
+
+/* --- life
+ * --------------------------------------------------------------------------------------------------------------- */
+
+void sim_syncer_start(struct sim_world *world, uint32_t shard)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    if (syncer->alive) {
+        return;
+    }
+    struct dl_err err;
+    struct sy_core_config config = {.spec = world->config.spec, .shard = shard, .epoch = ++syncer->epoch};
+    if (sy_core_new(&config, &syncer->core, &err) != DL_OK) {
+        sim_fail(world, "%s", err.text);
+        return;
+    }
+    syncer->alive = true;
+    syncer->fragments = sy_core_fragment_count(syncer->core);
+    for (uint32_t i = 0; i < syncer->fragments; i++) {
+        syncer->current[i] = syncer->durable[i];
+        if (syncer->durable[i].version > 0) {
+            sy_core_restore_fragment(syncer->core, shard + i * world->config.spec->syncer.shards,
+                                     syncer->durable[i].version, syncer->durable[i].round);
+        }
+    }
+    sy_core_restore_totals(syncer->core, syncer->next_round, syncer->rounds_merged, syncer->tokens,
+                           syncer->tokens_merged / syncer->fragments, syncer->next_admission);
+    free(syncer->member_conns);
+    syncer->member_conns = malloc(sy_core_members(syncer->core) * sizeof *syncer->member_conns);
+    for (uint32_t m = 0; syncer->member_conns != NULL && m < sy_core_members(syncer->core); m++) {
+        syncer->member_conns[m] = SIM_NONE;
+    }
+    if (syncer->member_conns == NULL) {
+        sim_fail(world, "no memory for members");
+        return;
+    }
+    syncer->tick_ns = INT64_MAX;
+    sim_at(world, world->now_ns, SIM_SYNCER_TICK, shard, 0, syncer->epoch, NULL);
+    sim_at(world, world->now_ns, SIM_SYNCER_BEAT, shard, 0, syncer->epoch, NULL);
+    if (world->faults.crash_mean_seconds > 0) {
+        double seconds = sim_exponential(&world->rng, world->faults.crash_mean_seconds);
+        sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_CRASH, shard, 0, syncer->epoch, NULL);
+    }
+    if (world->faults.pause_mean_seconds > 0) {
+        double seconds = sim_exponential(&world->rng, world->faults.pause_mean_seconds);
+        sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_PAUSE, shard, 0, syncer->epoch, NULL);
+    }
+}
+
+void sim_syncer_finish(struct sim_world *world, uint32_t shard)
+{
+    sy_core_on_stop_request(world->syncers[shard].core, world->now_ns, DL_STOP_SUCCEEDED, "another shard has finished");
+    after_event(world, shard);
+}
+
+/* Kill -9: what is not durable is gone, and so are all its connections. */
+void sim_syncer_crash(struct sim_world *world, uint32_t shard)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    if (!syncer->alive) {
+        return;
+    }
+    for (uint32_t c = 0; c < world->conn_count; c++) {
+        if (world->conns[c]->shard == shard) {
+            sim_conn_close(world, c, false);
+        }
+    }
+    for (uint32_t i = 0; i < syncer->fragments; i++) {
+        drop_until(syncer, i, UINT64_MAX);
+    }
+    sy_core_free(dl_take(syncer->core));
+    syncer->alive = false;
+    syncer->paused_until_ns = 0;
+}
+
+void sim_syncer_beat(struct sim_world *world, uint32_t shard)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    struct sy_core_view view;
+    sy_core_view(syncer->core, world->now_ns, &view);
+    for (uint32_t m = 0; m < sy_core_members(syncer->core); m++) {
+        if (conn_of(world, shard, m) != NULL) {
+            world->scratch.type = DL_WIRE_HEARTBEAT;
+            world->scratch.as.heartbeat = (struct dl_wire_heartbeat){.step = view.step, .tokens = view.tokens};
+            send_control(world, syncer->member_conns[m], &world->scratch);
+        }
+    }
+    int64_t next_ns = world->now_ns + sim_ns(world->config.spec->sync.heartbeat_seconds);
+    sim_at(world, next_ns, SIM_SYNCER_BEAT, shard, 0, syncer->epoch, NULL);
+}
+
+void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    if (at_ns >= syncer->tick_ns || syncer->tick_ns == INT64_MAX) {
+        syncer->tick_ns = INT64_MAX;
+        sy_core_tick(syncer->core, world->now_ns);
+        after_event(world, shard);
+    }
+}

@@ -1,0 +1,138 @@
+/* Whole ensembles under virtual time: syncer cores and learner links, and everything that can go wrong between them.
+ * First safety, with faults on; then the faults stop, and the job must finish. The seed is printed first: SIM_SEED=n
+ * runs one seed alone, SIM_SEEDS=n that many. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "common/rng.h"
+#include "sim/world.h"
+#include "tests/unit/unit.h"
+
+#define SECOND INT64_C(1000000000)
+#define STEP_TOKENS 100
+
+static const char manifest[] = "apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: sim}\n"
+                               "spec:\n  training: {tokenBudget: 1000000, data: {paths: [x]}}\n"
+                               "  learners: {min: 1, replicas: 4, max: 8}\n";
+
+static struct dl_spec *new_spec(void)
+{
+    struct dl_spec *spec = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(dl_spec_parse(manifest, sizeof manifest - 1, "sim", &spec, NULL, &err), DL_OK);
+    return spec;
+}
+
+static void draw_spec(struct dl_spec *spec, struct dl_rng *rng)
+{
+    spec->learners.replicas = 1 + (uint32_t)dl_rng_below(rng, 6);
+    spec->learners.max = spec->learners.replicas + (uint32_t)dl_rng_below(rng, 3);
+    spec->sync.fragments = 1 + (uint32_t)dl_rng_below(rng, 6);
+    spec->syncer.shards = 1 + (uint32_t)dl_rng_below(rng, spec->sync.fragments > 1 ? 2 : 1);
+    spec->sync.interval = 1 + (uint32_t)dl_rng_below(rng, 12);
+    spec->sync.overlap = (uint32_t)dl_rng_below(rng, spec->sync.interval);
+    spec->sync.mode = dl_rng_below(rng, 4) == 0 ? DL_SYNC_SYNCHRONOUS : DL_SYNC_DECOUPLED;
+    spec->sync.quorum = (struct dl_count_or_percent){1 + (uint32_t)dl_rng_below(rng, spec->learners.replicas), false};
+    spec->sync.warmup.steps = dl_rng_below(rng, 2) == 0 ? 0 : (uint32_t)dl_rng_below(rng, 20);
+    spec->sync.warmup.interval = 1 + (uint32_t)dl_rng_below(rng, 4);
+    spec->sync.warmup.quorum = (struct dl_count_or_percent){25 * (1 + (uint32_t)dl_rng_below(rng, 4)), true};
+    spec->sync.grace.mode = (enum dl_grace_mode)dl_rng_below(rng, 3);
+    spec->sync.grace.max_seconds = 0.1 + (double)dl_rng_below(rng, 50) / 10;
+    spec->sync.merge.staleness_max = (uint32_t)dl_rng_below(rng, 4);
+    spec->sync.merge.staleness_decay = (double)dl_rng_below(rng, 2) / 10;
+    spec->sync.heartbeat_seconds = 1;
+    spec->sync.timeout_seconds = 3 + (double)dl_rng_below(rng, 8);
+    spec->sync.finish_seconds = 5;
+    spec->sync.apply = dl_rng_below(rng, 3) == 0 ? DL_APPLY_REBASE : DL_APPLY_OVERWRITE;
+    spec->training.token_budget = (uint64_t)STEP_TOKENS * spec->learners.replicas * (20 + dl_rng_below(rng, 60));
+}
+
+static void add_counts(struct sim_counts *sum, const struct sim_counts *one)
+{
+    uint64_t *to = (uint64_t *)sum;
+    const uint64_t *from = (const uint64_t *)one;
+    for (size_t i = 0; i < sizeof *sum / sizeof *to; i++) {
+        to[i] += from[i];
+    }
+}
+
+static void describe(const struct sim_world *world, const struct dl_spec *spec)
+{
+    for (uint32_t s = 0; s < spec->syncer.shards; s++) {
+        const struct sy_core *core = sim_world_core(world, s);
+        struct sy_core_view view;
+        if (core == NULL) {
+            continue;
+        }
+        sy_core_view(core, sim_world_now(world), &view);
+        printf("  shard %u: %s \"%s\" tokens %llu of %llu rounds %llu connected %u\n", s, sy_phase_name(view.phase),
+               view.message, (unsigned long long)view.tokens, (unsigned long long)spec->training.token_budget,
+               (unsigned long long)view.rounds_merged, view.connected);
+    }
+    for (uint32_t n = 0; n < spec->learners.replicas; n++) {
+        struct sim_learner_view view;
+        sim_world_learner(world, n, &view);
+        printf("  learner %u: alive %d step %llu all %llu incarnations %u\n", n, view.alive,
+               (unsigned long long)view.step, (unsigned long long)view.steps_all, view.incarnations);
+    }
+}
+
+/* True when all held and the job finished in time. */
+static bool run_seed(uint64_t seed, struct sim_counts *sum)
+{
+    struct dl_rng rng;
+    dl_rng_init(&rng, seed, dl_rng_stream("scenario", 0, 0));
+    struct dl_spec *spec = new_spec();
+    struct sim_config config = {.seed = seed, .spec = spec, .step_tokens = STEP_TOKENS};
+    draw_spec(spec, &rng);
+    sim_faults_draw(&config.faults, &rng);
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    bool over = false;
+    enum dl_rc rc = sim_world_run(world, (int64_t)(5 + dl_rng_below(&rng, 40)) * SECOND, &over, &err);
+    if (rc == DL_OK && !over) {
+        sim_world_heal(world);
+        /* The slowest learner of a quorum of all takes up to 8 s a step, of which it may need all. */
+        rc = sim_world_run(world, sim_world_now(world) + 2000 * SECOND, &over, &err);
+    }
+    if (rc != DL_OK || !over) {
+        printf("\nSIM_SEED=%llu: %s\n", (unsigned long long)seed, rc != DL_OK ? err.text : "did not finish");
+        describe(world, spec);
+    }
+    add_counts(sum, sim_world_counts(world));
+    sim_world_free(world);
+    dl_spec_free(spec);
+    return rc == DL_OK && over;
+}
+
+static void test_faults_then_finish(void)
+{
+    const char *one = getenv("SIM_SEED"), *many = getenv("SIM_SEEDS");
+    uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1;
+    uint64_t count = one != NULL ? 1 : many != NULL ? strtoull(many, NULL, 10) : 600;
+    struct sim_counts sum = {0};
+    uint64_t failed = 0;
+    printf("seeds %llu to %llu ", (unsigned long long)first, (unsigned long long)(first + count - 1));
+    for (uint64_t seed = first; seed < first + count && failed < 5; seed++) {
+        failed += run_seed(seed, &sum) ? 0 : 1;
+    }
+    CU_ASSERT_EQUAL(failed, 0);
+    printf(
+        "events %llu merges %llu seeds %llu cuts %llu half-open %llu blocks %llu kills %llu stalls %llu crashes %llu "
+        "pauses %llu damaged %llu nan %llu absurd %llu repeats %llu full %llu ",
+        (unsigned long long)sum.events, (unsigned long long)sum.merges, (unsigned long long)sum.seeds,
+        (unsigned long long)sum.cuts, (unsigned long long)sum.half_open, (unsigned long long)sum.blocks,
+        (unsigned long long)sum.kills, (unsigned long long)sum.stalls, (unsigned long long)sum.crashes,
+        (unsigned long long)sum.pauses, (unsigned long long)sum.damaged, (unsigned long long)sum.nans,
+        (unsigned long long)sum.absurd, (unsigned long long)sum.repeats, (unsigned long long)sum.full_disks);
+    if (one == NULL && count >= 100) {
+        /* Each kind of fault has really happened. */
+        CU_ASSERT(sum.merges > 0 && sum.cuts > 0 && sum.half_open > 0 && sum.blocks > 0 && sum.kills > 0 &&
+                  sum.stalls > 0);
+        CU_ASSERT(sum.crashes > 0 && sum.pauses > 0 && sum.damaged > 0 && sum.nans > 0 && sum.absurd > 0);
+        CU_ASSERT(sum.repeats > 0 && sum.full_disks > 0 && sum.late_joins > 0);
+    }
+}
+
+UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish})
