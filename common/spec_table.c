@@ -165,7 +165,7 @@ const struct dl_field dl_spec_fields[] = {
     F64("sync.outerOptimizer.beta2", sync.outer.beta2, "0.95", 0, 0.99999, 0, "beta2 of adamw and lion."),
     F64("sync.outerOptimizer.epsilon", sync.outer.epsilon, "1e-8", 1e-16, 1, 0, "Epsilon of adamw."),
     F64("sync.outerOptimizer.weightDecay", sync.outer.weight_decay, "0", 0, 10, 0,
-        "Decoupled decay of adamw and lion."),
+        "Decoupled weight decay."),
     ENUM("sync.compression", sync.compression, codecs, "int8", FROZEN, "What a push carries of each delta."),
     ENUM("sync.broadcastCompression", sync.broadcast_compression, broadcast_codecs, "none", FROZEN,
          "What an update carries of each value."),
