@@ -138,9 +138,8 @@ static bool flush(struct wk_channel *channel)
 {
     while (channel->out_start < channel->out_end) {
         size_t sent = 0;
-        struct dl_err err;
         enum dl_rc rc = wk_stream_write(&channel->stream, channel->out + channel->out_start,
-                                        channel->out_end - channel->out_start, &sent, &err);
+                                        channel->out_end - channel->out_start, &sent, &channel->deaf_err);
         if (rc == DL_AGAIN) {
             return false;
         }
@@ -369,37 +368,6 @@ static bool do_act(struct wk_channel *channel)
     return false;
 }
 
-/* A connection that takes no more bytes must still be closed when its time is up. */
-static bool wants_close(struct wk_channel *channel)
-{
-    pthread_mutex_lock(&channel->hub->lock);
-    bool wants = wk_link_wants_close(channel->hub->link, channel->shard);
-    pthread_mutex_unlock(&channel->hub->lock);
-    return wants;
-}
-
-void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
-{
-    channel->now_ns = now_ns;
-    if (channel->connect_by_ns <= now_ns) {
-        struct dl_err err;
-        dl_err_set(&err, DL_ETIMEOUT, "connect to %s:%s: no answer within %d s",
-                   channel->hub->endpoints[channel->shard].host, channel->hub->endpoints[channel->shard].port,
-                   WK_CONNECT_SECONDS);
-        wk_stream_close(&channel->stream);
-        try_next_address(channel, &err);
-    }
-    for (;;) {
-        bool idle = channel->out_start == channel->out_end && !channel->deaf;
-        if (!idle && (channel->deaf || !flush(channel)) && !wants_close(channel)) {
-            return;
-        }
-        if (!do_act(channel)) {
-            return;
-        }
-    }
-}
-
 /* --- reading ----------------------------------------------------------------------------------------------------- */
 
 static enum dl_rc on_control(struct wk_channel *channel, struct dl_err *err)
@@ -513,6 +481,58 @@ static void read_upgrade(struct wk_channel *channel)
         return;
     }
     read_frames(channel);
+}
+
+/* The peer takes no more bytes. It may have said why before (REFUSE, STOP): that is read, and then it is over. */
+static void hear_out(struct wk_channel *channel)
+{
+    struct dl_err err = channel->deaf_err;
+    if (channel->state == WK_CHANNEL_UPGRADING) {
+        read_upgrade(channel);
+    }
+    if (channel->state == WK_CHANNEL_OPEN) {
+        read_frames(channel);
+    }
+    if (channel->state != WK_CHANNEL_CLOSED) {
+        fail(channel, &err);
+    }
+}
+
+/* A connection that takes no more bytes must still be closed when its time is up. */
+static bool wants_close(struct wk_channel *channel)
+{
+    pthread_mutex_lock(&channel->hub->lock);
+    bool wants = wk_link_wants_close(channel->hub->link, channel->shard);
+    pthread_mutex_unlock(&channel->hub->lock);
+    return wants;
+}
+
+void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
+{
+    channel->now_ns = now_ns;
+    if (channel->connect_by_ns <= now_ns) {
+        struct dl_err err;
+        dl_err_set(&err, DL_ETIMEOUT, "connect to %s:%s: no answer within %d s",
+                   channel->hub->endpoints[channel->shard].host, channel->hub->endpoints[channel->shard].port,
+                   WK_CONNECT_SECONDS);
+        wk_stream_close(&channel->stream);
+        try_next_address(channel, &err);
+    }
+    for (;;) {
+        if (channel->deaf) {
+            hear_out(channel);
+        }
+        bool idle = channel->out_start == channel->out_end;
+        if (!idle && !flush(channel) && !channel->deaf && !wants_close(channel)) {
+            return;
+        }
+        if (channel->deaf) {
+            continue;
+        }
+        if (!do_act(channel)) {
+            return;
+        }
+    }
 }
 
 bool wk_channel_poll(const struct wk_channel *channel, struct pollfd *poll)

@@ -36,6 +36,7 @@ struct wk_channel {
     struct addrinfo *addresses, *next_address; /* Those left to try. */
     int64_t connect_by_ns;
     struct wk_stream stream;
+    struct dl_err deaf_err;
     bool deaf;       /* The peer takes no more bytes; what it still said is read before giving up. */
     bool more_input; /* The read budget ended before the input did. */
     char key[WK_WS_KEY_BYTES];
