@@ -179,22 +179,23 @@ static enum dl_rc open_file(int fd, const char *path, struct dl_safetensors **ou
 
 enum dl_rc dl_safetensors_open(const char *path, struct dl_safetensors **out, struct dl_err *err)
 {
-    DL_AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* A pipe must not block here. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* A pipe must not block here. */
     if (fd < 0) {
         return dl_err_errno(err, errno == ENOENT ? DL_ENOTFOUND : DL_EIO, errno, "open %s", path);
     }
     struct dl_safetensors *file = NULL;
     enum dl_rc rc = open_file(fd, path, &file, err);
     if (rc != DL_OK) {
+        close(fd);
         return rc;
     }
+    assert(file != NULL);
+    file->fd = fd;
     file->path = strdup(path);
     if (file->path == NULL) {
         dl_safetensors_close(file);
         return dl_err_set(err, DL_ENOMEM, "no memory to open %s", path);
     }
-    file->fd = fd;
-    fd = -1;
     *out = file;
     return DL_OK;
 }
@@ -286,7 +287,7 @@ static float from_half(uint16_t half)
 static enum dl_rc read_16_bit(struct dl_safetensors *file, const struct dl_safetensors_entry *entry, uint64_t elements,
                               float *out, struct dl_err *err)
 {
-    uint16_t values[CONVERT_VALUES];
+    uint16_t values[CONVERT_VALUES] = {0};
     for (uint64_t done = 0; done < elements;) {
         uint64_t count = DL_MIN(elements - done, (uint64_t)CONVERT_VALUES);
         enum dl_rc rc = read_at(file->fd, values, count * sizeof *values,

@@ -17,8 +17,9 @@ struct cursor {
 
 static enum dl_rc fail(struct cursor *c, const char *what)
 {
-    return dl_err_set(c->err, DL_EINVAL, "safetensors header: %s at byte %llu", what,
-                      (unsigned long long)(c->at - c->start));
+    (void)dl_err_set(c->err, DL_EINVAL, "safetensors header: %s at byte %llu", what,
+                     (unsigned long long)(c->at - c->start));
+    return DL_EINVAL;
 }
 
 static void skip_space(struct cursor *c)
@@ -221,8 +222,8 @@ static enum dl_rc check_size(struct cursor *c, const struct dl_tensor *tensor, c
 static enum dl_rc take_tensor(struct cursor *c, struct dl_tensor *tensor, struct dl_safetensors_entry *entry,
                               uint64_t data_bytes)
 {
-    char key[32], dtype[32];
-    uint64_t offsets[2];
+    char key[32], dtype[32] = "";
+    uint64_t offsets[2] = {0};
     uint32_t offset_count = 0;
     unsigned seen = 0;
     if (!take(c, '{')) {
@@ -307,7 +308,8 @@ static enum dl_rc grow(struct dl_safetensors *file, struct dl_err *err)
         return DL_OK;
     }
     if (file->capacity >= DL_TENSORS_MAX) {
-        return dl_err_set(err, DL_EINVAL, "safetensors: more than %d tensors", DL_TENSORS_MAX);
+        (void)dl_err_set(err, DL_EINVAL, "safetensors: more than %d tensors", DL_TENSORS_MAX);
+        return DL_EINVAL;
     }
     uint32_t capacity = file->capacity == 0 ? 64 : file->capacity * 2;
     struct dl_tensor *tensors = realloc(file->tensors, capacity * sizeof *tensors);
@@ -319,7 +321,8 @@ static enum dl_rc grow(struct dl_safetensors *file, struct dl_err *err)
         file->entries = entries;
     }
     if (tensors == NULL || entries == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "no memory for %u tensors' descriptions", capacity);
+        (void)dl_err_set(err, DL_ENOMEM, "no memory for %u tensors' descriptions", capacity);
+        return DL_ENOMEM;
     }
     file->capacity = capacity;
     return DL_OK;
@@ -380,7 +383,9 @@ static enum dl_rc check_whole(struct dl_safetensors *file, uint64_t data_bytes, 
         order[i] = i;
     }
     uint64_t covered = 0;
-    qsort_r(order, file->count, sizeof *order, compare_offsets, file->entries);
+    if (file->count > 0) {
+        qsort_r(order, file->count, sizeof *order, compare_offsets, file->entries);
+    }
     for (uint32_t i = 0; i < file->count; i++) {
         if (file->entries[order[i]].begin != covered) {
             return dl_err_set(err, DL_EINVAL, "safetensors: tensor %s starts at byte %llu, where %llu was expected",
@@ -393,7 +398,9 @@ static enum dl_rc check_whole(struct dl_safetensors *file, uint64_t data_bytes, 
         return dl_err_set(err, DL_EINVAL, "safetensors: tensors cover %llu bytes of data, the file has %llu",
                           (unsigned long long)covered, (unsigned long long)data_bytes);
     }
-    qsort_r(order, file->count, sizeof *order, compare_names, file->tensors);
+    if (file->count > 0) {
+        qsort_r(order, file->count, sizeof *order, compare_names, file->tensors);
+    }
     for (uint32_t i = 1; i < file->count; i++) {
         if (strcmp(file->tensors[order[i - 1]].name, file->tensors[order[i]].name) == 0) {
             return dl_err_set(err, DL_EINVAL, "safetensors: tensor %s is there twice", file->tensors[order[i]].name);

@@ -286,8 +286,8 @@ static void test_equal_bits_over_threads(void)
         CU_ASSERT(first == other_first && last == other_last);
         for (uint32_t i = 0; i < wk_model_tensor_count(one); i++) {
             size_t bytes = dl_tensor_elements(&wk_model_tensors(one)[i]) * sizeof(float);
-            CU_ASSERT_EQUAL(memcmp(wk_model_parameters(one)[i], wk_model_parameters(other)[i], bytes), 0);
-            CU_ASSERT_EQUAL(memcmp(wk_model_gradients(one)[i], wk_model_gradients(other)[i], bytes), 0);
+            CU_ASSERT(unit_same_bits(wk_model_parameters(one)[i], wk_model_parameters(other)[i], bytes));
+            CU_ASSERT(unit_same_bits(wk_model_gradients(one)[i], wk_model_gradients(other)[i], bytes));
         }
         wk_model_free(other);
     }
@@ -526,7 +526,7 @@ static void test_initial_weights(void)
     struct wk_model *a = make_model(&spec, 1, 1), *b = make_model(&spec, 3, 3), *c = make_model(&deeper, 1, 2);
     for (uint32_t i = 0; i < wk_model_tensor_count(a); i++) {
         size_t bytes = dl_tensor_elements(&wk_model_tensors(a)[i]) * sizeof(float);
-        CU_ASSERT_EQUAL(memcmp(wk_model_parameters(a)[i], wk_model_parameters(b)[i], bytes), 0);
+        CU_ASSERT(unit_same_bits(wk_model_parameters(a)[i], wk_model_parameters(b)[i], bytes));
     }
     CU_ASSERT_STRING_EQUAL(wk_model_tensors(c)[2].name, "model.layers.0.self_attn.q_proj.weight");
     double squares = 0;

@@ -83,11 +83,11 @@ static void test_round_trip(void)
     CU_ASSERT(found->rank == 2 && found->shape[0] == 3 && found->shape[1] == 5);
     CU_ASSERT_EQUAL(dl_safetensors_dtype(file, (uint32_t)index), DL_DTYPE_F32);
     CU_ASSERT_EQUAL(dl_safetensors_read(file, (uint32_t)index, back, &err), DL_OK);
-    CU_ASSERT_EQUAL(memcmp(back, b, sizeof b), 0);
+    CU_ASSERT(unit_same_bits(back, b, sizeof b));
     index = dl_safetensors_find(file, "a");
     CU_ASSERT_FATAL(index >= 0);
     CU_ASSERT_EQUAL(dl_safetensors_read(file, (uint32_t)index, back, &err), DL_OK);
-    CU_ASSERT_EQUAL(memcmp(back, a, sizeof a), 0);
+    CU_ASSERT(unit_same_bits(back, a, sizeof a));
     dl_safetensors_close(file);
 }
 

@@ -8,7 +8,15 @@
 
 #include <CUnit/Basic.h>
 #include <CUnit/CUnit.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
+
+/* Floats as bits: equal zeros of different sign are not equal here, and a NaN equals itself. */
+static inline bool unit_same_bits(const void *a, const void *b, size_t size)
+{
+    return memcmp(a, b, size) == 0;
+}
 
 struct unit_case {
     const char *name;
@@ -36,11 +44,11 @@ static inline int unit_main(const char *suite_name, const struct unit_case *case
     return code == CUE_SUCCESS && failed == 0 && asserts > 0 ? 0 : 1;
 }
 
-#define UNIT_MAIN(suite_name, ...)                                                     \
-    int main(void)                                                                     \
-    {                                                                                  \
-        static const struct unit_case cases[] = {__VA_ARGS__};                         \
-        return unit_main(suite_name, cases, sizeof cases / sizeof cases[0]);           \
+#define UNIT_MAIN(suite_name, ...)                                                                                     \
+    int main(void)                                                                                                     \
+    {                                                                                                                  \
+        static const struct unit_case cases[] = {__VA_ARGS__};                                                         \
+        return unit_main(suite_name, cases, sizeof cases / sizeof cases[0]);                                           \
     }
 
 #endif

@@ -1,5 +1,6 @@
 #include "worker/model/export.h"
 
+#include <assert.h>
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -35,6 +36,7 @@ static enum dl_rc join(const char *directory, const char *name, char out[PATH_MA
 /* What transformers' LlamaConfig reads; rope_theta stands in both places where its versions look for it. */
 static cJSON *make_config(const struct dl_model_spec *spec)
 {
+    const uint32_t head_width = spec->width / spec->heads;
     cJSON *json = cJSON_CreateObject();
     cJSON *architectures = cJSON_AddArrayToObject(json, "architectures");
     cJSON_AddItemToArray(architectures, cJSON_CreateString("LlamaForCausalLM"));
@@ -45,7 +47,7 @@ static cJSON *make_config(const struct dl_model_spec *spec)
     cJSON_AddNumberToObject(json, "num_hidden_layers", spec->layers);
     cJSON_AddNumberToObject(json, "num_attention_heads", spec->heads);
     cJSON_AddNumberToObject(json, "num_key_value_heads", spec->kv_heads);
-    cJSON_AddNumberToObject(json, "head_dim", (double)(spec->width / spec->heads));
+    cJSON_AddNumberToObject(json, "head_dim", head_width);
     cJSON_AddNumberToObject(json, "max_position_embeddings", spec->sequence_length);
     cJSON_AddStringToObject(json, "hidden_act", "silu");
     cJSON_AddNumberToObject(json, "rms_norm_eps", spec->norm_epsilon);
@@ -230,7 +232,7 @@ static enum dl_rc take_size(const cJSON *json, const char *path, const char *key
         *out = fallback;
         return DL_OK;
     }
-    if (!cJSON_IsNumber(item) || item->valuedouble < 1 || item->valuedouble > INT32_MAX ||
+    if (item == NULL || !cJSON_IsNumber(item) || item->valuedouble < 1 || item->valuedouble > INT32_MAX ||
         item->valuedouble != (double)item->valueint) {
         return dl_err_set(err, DL_EINVAL, "%s: %s must be a whole number of at least 1", path, key);
     }
@@ -264,7 +266,8 @@ static enum dl_rc refuse_foreign(const cJSON *json, const char *path, const stru
     if ((cJSON_IsString(rope_type) && strcmp(rope_type->valuestring, "default") != 0) || (cJSON_IsObject(scaling))) {
         return dl_err_set(err, DL_EUNSUPPORTED, "%s: scaled rotary positions are not supported", path);
     }
-    double head_width = (double)(spec->width / spec->heads);
+    assert(spec->heads > 0);
+    const uint32_t head_width = spec->width / spec->heads;
     if (take_double(json, "head_dim", head_width) != head_width) {
         return dl_err_set(err, DL_EUNSUPPORTED, "%s: head_dim other than hidden_size / num_attention_heads", path);
     }
