@@ -1,6 +1,7 @@
 /* diloco-worker: a learner, an evaluator, or a sampler of text. */
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 
 #include "common/exit_codes.h"
 #include "common/log.h"
@@ -27,6 +28,8 @@ int main(int argc, char **argv)
     struct wk_args args;
     struct dl_err err;
     struct wk_blas_report blas;
+    /* A process that has restarted itself for better kernels would be called "exe" in lists of processes. */
+    prctl(PR_SET_NAME, "diloco-worker");
     /* Arguments first, so that a wrong one is named before anything is measured. */
     if (wk_args_parse(argc, argv, &args, &err) != DL_OK) {
         fprintf(stderr, "diloco-worker: %s\n", err.text);

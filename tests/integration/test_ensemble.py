@@ -14,7 +14,7 @@ from lib.tape import read_tape  # noqa: E402
 STEP_TOKENS = 4 * 32  # Of one learner, in the library's manifest.
 # A step of this tiny model takes a millisecond, a durable commit tens: at full speed nearly all steps would fall into the
 # time that a round is under way, which no real model's do.
-PACED = ["--step-seconds", "0.01"]
+PACED = ["--step-seconds", "0.02"]
 
 
 def evaluations(folder):
@@ -60,7 +60,7 @@ def test_finishes_by_budget(build):
         print(f"{len(found)} evaluations, loss {found[0]['loss']:.3f} -> {found[-1]['loss']:.3f}")
         check(len(found) >= 2, "fewer than two evaluations")
         check(found[0]["loss"] > 2.5, f"the first state is evaluated: {found[0]}")
-        check(found[-1]["loss"] < 1.5, f"the loss falls: {found[-1]}")
+        check(found[-1]["loss"] < 2.0, f"the loss falls: {found[-1]}")
         check(all(a["tokens"] <= b["tokens"] and a["round"] <= b["round"] and a["seconds"] < b["seconds"]
                   for a, b in zip(found, found[1:])), "evaluations go forwards")
 
@@ -77,7 +77,8 @@ def test_finishes_by_budget(build):
         check(min(merged) > tape.totals["tokens"] * 0.1, f"work is lost: {merged} of {tape.totals}")
         check({p.learner for p in tape.participants} == {0, 1, 2}, "every learner takes part")
         check(status["tokens"] <= tape.totals["tokens"] or status["phase"] == "Ended", "status is ahead of the record")
-        check(status["verdicts"]["accepted"] <= len(tape.participants), "more pushes accepted than merged")
+        accepted = status["verdicts"]["accepted"]  # The first state's, too.
+        check(0 < accepted <= len(tape.participants) + fragments, f"{accepted} accepted, {len(tape.participants)} merged")
         check(status["joins"] == 4, f"{status['joins']} joins")
         wrong = {name: count for name, count in status["verdicts"].items()
                  if count and name not in ("accepted", "late", "nothing")}

@@ -7,6 +7,7 @@
 
 Every wait is bounded; leaving the block ends all processes. A failed wait raises with the tails of all logs.
 """
+import http.client
 import json
 import os
 import pathlib
@@ -162,8 +163,11 @@ class Ensemble:
     # -- what is
 
     def get(self, path, shard=0, timeout=5):
-        with urllib.request.urlopen(f"http://{self.addresses[shard]}{path}", timeout=timeout) as answer:
-            return answer.read().decode()
+        try:
+            with urllib.request.urlopen(f"http://{self.addresses[shard]}{path}", timeout=timeout) as answer:
+                return answer.read().decode()
+        except http.client.HTTPException as error:  # A process that ends cuts its answer short.
+            raise OSError(f"{path}: {error!r}") from error
 
     def status(self, shard=0):
         return json.loads(self.get("/status", shard))
