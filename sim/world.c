@@ -161,6 +161,11 @@ void sim_world_kill(struct sim_world *world, uint32_t n, double restart_seconds)
     }
 }
 
+void sim_world_set_speed(struct sim_world *world, uint32_t n, double factor)
+{
+    world->learners[n].speed = factor;
+}
+
 static void again(struct sim_world *world, const struct sim_event *event, double mean)
 {
     if (mean > 0) {

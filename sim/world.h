@@ -46,6 +46,9 @@ void sim_world_heal(struct sim_world *world);
 void sim_world_stall(struct sim_world *world, uint32_t learner, double seconds);
 void sim_world_kill(struct sim_world *world, uint32_t learner, double restart_seconds);
 
+/* Its steps take so many times what others' do. */
+void sim_world_set_speed(struct sim_world *world, uint32_t learner, double factor);
+
 struct sim_learner_view {
     bool alive;
     uint64_t step, tokens; /* Of this incarnation. */

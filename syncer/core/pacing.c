@@ -99,7 +99,8 @@ void sy_pace_run(struct sy_core *core)
 {
     if (sy_is_warming(core)) {
         sy_warm_run(core);
-    } else {
+    }
+    if (!sy_is_warming(core)) {
         run_steady(core);
     }
 }

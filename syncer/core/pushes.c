@@ -93,7 +93,7 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
     assert(m < core->slots);
     struct sy_member *member = &core->members[m];
     uint32_t i = sy_fragment_local(core, push->fragment);
-    member->heard_ns = core->now_ns;
+    member->heard_ns = member->meta_ns = core->now_ns;
     core->pushes++;
     enum dl_verdict verdict = sy_is_learner(member) ? judge(core, i, m, push, expected_bytes) : DL_VERDICT_MALFORMED;
     if (verdict != DL_VERDICT_ACCEPTED) {

@@ -318,7 +318,8 @@ static void check_round(struct sy_core *core, uint32_t local)
         round->deadline_ns = core->now_ns + sy_ns(core->grace_seconds);
         sy_round_move(round, SY_ROUND_GRACE);
     }
-    if (round->state == SY_ROUND_GRACE && (round->outstanding == 0 || core->now_ns >= round->deadline_ns)) {
+    bool awaits = round->warmup ? sy_warm_awaits(core, local) : round->outstanding > 0;
+    if (round->state == SY_ROUND_GRACE && (!awaits || core->now_ns >= round->deadline_ns)) {
         sy_round_close(core, local);
     } else if (round->state == SY_ROUND_PULLING && core->now_ns >= round->deadline_ns) {
         sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);

@@ -66,7 +66,8 @@ struct sy_member {
     int64_t rate_ns;
     uint64_t step_tokens; /* Of its last step or steps, for weighing its loss. */
     uint64_t pushes_merged;
-    int64_t credit; /* Inner steps advanced beyond what opened rounds have used up; see pacing.c. */
+    bool missed_warmup; /* Neither reported nor pushed between the last two openings of warm-up rounds. */
+    int64_t credit;     /* Inner steps advanced beyond what opened rounds have used up; see pacing.c. */
     struct sy_part *parts;
 };
 
@@ -137,7 +138,7 @@ struct sy_core {
     uint32_t quorum;     /* K */
     uint64_t pace_index; /* Rounds opened by pace, modulo fragments. */
     bool warm_done;
-    int64_t warm_released_ns; /* When the last warm-up round was committed. */
+    int64_t warm_opened_ns, warm_released_ns; /* When the last warm-up rounds were opened, committed. */
 
     uint32_t seeder;
     uint64_t seed_generation;
@@ -245,6 +246,7 @@ struct sy_limits sy_pace_limits(struct sy_core *core);
 bool sy_is_warming(const struct sy_core *core);
 void sy_warm_look(struct sy_core *core); /* Whether warm-up is over. */
 void sy_warm_run(struct sy_core *core);
+bool sy_warm_awaits(struct sy_core *core, uint32_t local);
 struct sy_limits sy_warm_limits(struct sy_core *core);
 int64_t sy_warm_stall_ns(struct sy_core *core);
 int64_t sy_warm_deadline(const struct sy_core *core);

@@ -57,23 +57,45 @@ static int64_t running_since(const struct sy_core *core, const struct sy_member 
     return DL_MAX(member->meta_ns, core->warm_released_ns);
 }
 
+/* Those that have not done the interval keep up when they are of about the median's speed, took part in the last round or
+ * reported since, and have not been running for too long. */
+static bool keeps_up(const struct sy_core *core, const struct sy_member *member, double slow_seconds, int64_t stall_ns)
+{
+    bool late = core->now_ns - running_since(core, member) >= stall_ns || member->meta_ns < core->warm_opened_ns;
+    bool slower = slow_seconds > 0 && member->step_seconds > slow_seconds;
+    return !late && !slower;
+}
+
 /* Counts those that keep up, and those of them that have done the interval. */
 static void count_pace(struct sy_core *core, uint32_t *kept_up, uint32_t *arrived)
 {
-    double slow = SY_WARM_SLOW * sy_step_seconds(core, true);
+    double slow_seconds = SY_WARM_SLOW * sy_step_seconds(core, true);
     int64_t stall_ns = sy_warm_stall_ns(core);
     *kept_up = *arrived = 0;
     for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
-        if (!sy_is_training(member)) {
-            continue;
+        if (sy_is_training(member)) {
+            bool here = member->credit >= core->spec->sync.warmup.interval;
+            *arrived += here ? 1 : 0;
+            *kept_up += here || keeps_up(core, member, slow_seconds, stall_ns) ? 1 : 0;
         }
-        bool here = member->credit >= core->spec->sync.warmup.interval;
-        bool late = core->now_ns - running_since(core, member) >= stall_ns;
-        bool slower = slow > 0 && member->step_seconds > slow;
-        *arrived += here ? 1 : 0;
-        *kept_up += here || (!late && !slower) ? 1 : 0;
     }
+}
+
+/* Whether a round still waits for somebody that its window is for. */
+bool sy_warm_awaits(struct sy_core *core, uint32_t local)
+{
+    double slow_seconds = SY_WARM_SLOW * sy_step_seconds(core, true);
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        enum sy_part_state state = member->parts[local].state;
+        bool slower = slow_seconds > 0 && member->step_seconds > slow_seconds;
+        /* A push on its way will be here soon, whoever sends it. */
+        if (state == SY_PART_ANNOUNCED || (state == SY_PART_ASKED && !slower && !member->missed_warmup)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 void sy_warm_run(struct sy_core *core)
@@ -90,6 +112,7 @@ void sy_warm_run(struct sy_core *core)
         return;
     }
     bool opened = false;
+    int64_t interval = core->spec->sync.warmup.interval;
     for (uint32_t i = 0; i < core->fragments; i++) {
         if (sy_round_is_ready(core, i, core->quorum)) {
             sy_round_open(core, i, need);
@@ -97,8 +120,12 @@ void sy_warm_run(struct sy_core *core)
         }
     }
     for (uint32_t m = 0; m < core->slots && opened; m++) {
-        core->members[m].credit = 0;
+        core->members[m].missed_warmup = core->members[m].meta_ns < core->warm_opened_ns;
+        /* One that is a step behind owes that step; one that ran ahead has nothing saved. */
+        struct sy_member *member = &core->members[m];
+        member->credit = DL_MAX(DL_MIN(member->credit, interval) - interval, -interval);
     }
+    core->warm_opened_ns = opened ? core->now_ns : core->warm_opened_ns;
 }
 
 /* The last rounds of warm-up let learners go. A wait lasts as long as an ordinary round may take, all in. */

@@ -135,4 +135,74 @@ static void test_faults_then_finish(void)
     }
 }
 
-UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish})
+/* --- nothing waits for the absent --------------------------------------------------------------------------------------- */
+
+struct rates { /* Of learners 0 and 1 over half a minute. */
+    double steps_per_second, waited_share;
+    uint64_t rounds;
+};
+
+/* Four learners of one speed; then, when `hampered`, one is four times slower and one stands still. */
+static struct rates run_hampered(uint32_t warmup_steps, bool hampered)
+{
+    struct dl_spec *spec = new_spec();
+    spec->training.token_budget = 1000000000;
+    spec->sync.fragments = 4;
+    spec->sync.interval = 8;
+    spec->sync.warmup.steps = warmup_steps;
+    spec->sync.heartbeat_seconds = 1;
+    spec->sync.timeout_seconds = 60; /* The one that stands still counts as connected all the while. */
+    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
+    sim_faults_none(&config.faults);
+    config.faults.step_seconds = 0.1;
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    bool over = false;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 10 * SECOND, &over, &err), DL_OK);
+    if (hampered) {
+        sim_world_set_speed(world, 2, 4);
+        sim_world_stall(world, 3, 40);
+    }
+    struct sim_learner_view before[2], after[2];
+    struct sy_core_view first, last;
+    sy_core_view(sim_world_core(world, 0), sim_world_now(world), &first);
+    for (uint32_t n = 0; n < 2; n++) {
+        sim_world_learner(world, n, &before[n]);
+    }
+    CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 40 * SECOND, &over, &err), DL_OK);
+    struct rates rates = {0};
+    for (uint32_t n = 0; n < 2; n++) {
+        sim_world_learner(world, n, &after[n]);
+        rates.steps_per_second += (double)(after[n].step - before[n].step) / 30 / 2;
+        rates.waited_share += (after[n].waited_seconds - before[n].waited_seconds) / 30 / 2;
+    }
+    sy_core_view(sim_world_core(world, 0), sim_world_now(world), &last);
+    rates.rounds = last.rounds_merged - first.rounds_merged;
+    CU_ASSERT_EQUAL(last.phase, warmup_steps > 0 ? SY_WARMUP : SY_TRAINING);
+    sim_world_free(world);
+    dl_spec_free(spec);
+    return rates;
+}
+
+static void test_decoupled_learners_never_wait(void)
+{
+    struct rates free = run_hampered(0, false), hampered = run_hampered(0, true);
+    printf("steps/s %.2f, hampered %.2f ", free.steps_per_second, hampered.steps_per_second);
+    CU_ASSERT_EQUAL(hampered.waited_share, 0);
+    CU_ASSERT(hampered.steps_per_second > 0.99 * free.steps_per_second);
+    CU_ASSERT(hampered.rounds > 0.95 * (double)free.rounds);
+}
+
+static void test_warmup_is_held_up_by_nobody_for_long(void)
+{
+    struct rates free = run_hampered(10000, false), hampered = run_hampered(10000, true);
+    printf("steps/s %.2f (waiting %.2f), hampered %.2f (waiting %.2f) ", free.steps_per_second, free.waited_share,
+           hampered.steps_per_second, hampered.waited_share);
+    CU_ASSERT(hampered.steps_per_second > 0.9 * free.steps_per_second);
+    CU_ASSERT(hampered.rounds > 0.9 * (double)free.rounds);
+}
+
+UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish},
+          {"decoupled learners never wait", test_decoupled_learners_never_wait},
+          {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long})
