@@ -7,8 +7,10 @@
 #   make unit           unit tests only
 #   make integration    tests with real processes on loopback only
 #   make sanitize       unit tests under address, undefined and thread sanitizers
-#   make test-compat    open our weights in transformers (own venv from PyPI)
+#   make test-compat    open our weights in transformers (own venv from PyPI, 5.6 GB)
 #   make bench          benchmarks, compared with yardsticks in the same run; figures in build/results/
+#   make bench-deps     PyTorch as the trainer's yardstick (the same venv)
+#   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
 #   make lint           formatting, static analysis, include rules, banned calls
 #   make lint-selftest  plants a fault for each gate and expects it to turn red
 #   make install        programs, library and header below $(DESTDIR)$(PREFIX)
@@ -70,7 +72,7 @@ INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/t
 
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
-.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench lint lint-selftest install clean FORCE
+.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest install clean FORCE
 all: programs library
 programs: $(PROGRAMS)
 library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
@@ -171,9 +173,19 @@ lint-selftest:
 	@tests/deps.sh build test lint
 	@tests/lint/selftest.sh
 
+# The environment is made by the test itself when it is missing.
+test-compat bench-deps: $(TOOL_BIN)
+	@tests/deps.sh build test
+	@tests/compat/test_transformers.sh --build $(BUILD)
+
 bench: programs library $(BENCH_BIN)
 	@mkdir -p build/results
 	@for bench in $(BENCH_BIN); do echo "== $$(basename $$bench)"; $$bench || exit 1; done
+	@tests/bench/collect.py build/results
+
+experiment experiment-long: programs
+	@tests/deps.sh build demo test
+	@/usr/bin/python3 tests/experiment/experiment.py --build $(BUILD) --plan $(if $(filter %-long,$@),long,quick)
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
