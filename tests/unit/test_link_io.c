@@ -90,7 +90,7 @@ int connect(int fd, const struct sockaddr *address, socklen_t size)
 /* --- training
  * --------------------------------------------------------------------------------------------------------- */
 
-enum { ROWS = 300, COLUMNS = 700, ELEMENTS = ROWS * COLUMNS };
+enum { ROWS = 60, COLUMNS = 700, ELEMENTS = ROWS * COLUMNS };
 static float values[ELEMENTS];
 
 static void breathe(struct fake_syncer *syncer)
