@@ -139,7 +139,8 @@ static void write_figures(FILE *out, const struct op_supervisor *s, const struct
     fprintf(out, "| rounds merged | %llu on %u syncer shard%s, %u fragments |\n", (unsigned long long)status->round,
             s->spec->syncer.shards, s->spec->syncer.shards == 1 ? "" : "s", s->spec->sync.fragments);
     if (isfinite(status->goodput)) {
-        fprintf(out, "| goodput | %.1f %% |\n", 100 * status->goodput);
+        fprintf(out, "| goodput (learner time spent computing, of learners.replicas) | %.1f %% |\n",
+                100 * status->goodput);
     }
     fprintf(out, "| bytes pushed, broadcast | %sB, %sB |\n\n", moved_in, moved_out);
 }
@@ -156,7 +157,7 @@ static void write_learners(FILE *out, const struct op_supervisor *s)
         }
         fprintf(out, "| %u | %u | %u | %u | %llu | %llu | %.0f | %llu |\n", id, tally->starts, tally->disruptions,
                 tally->crashes, (unsigned long long)steps_of(tally), (unsigned long long)tokens_of(tally),
-                tally->current.tokens_per_second, (unsigned long long)merged_of(tally));
+                tally->tokens_per_second, (unsigned long long)merged_of(tally));
     }
     fprintf(out, "\nWhat became of pushes:");
     for (int i = 0; i < DL_VERDICT_COUNT; i++) {

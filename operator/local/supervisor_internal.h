@@ -36,6 +36,7 @@ struct op_child { /* A process, from its start until the planner says forget. */
 struct op_tally { /* What one learner id did over all its incarnations. */
     uint32_t starts, disruptions, crashes;
     uint64_t steps, tokens, merged; /* Of incarnations that are gone. */
+    double tokens_per_second;       /* As last seen while it trained. */
     bool is_given_up;
     struct op_learner_status current;
 };

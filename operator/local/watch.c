@@ -28,6 +28,8 @@ static void tally_learners(struct op_supervisor *s)
             tally->merged += tally->current.pushes_merged;
         }
         tally->current = *learner;
+        tally->tokens_per_second =
+            learner->tokens_per_second > 0 ? learner->tokens_per_second : tally->tokens_per_second;
         if (learner->step > 0 && s->first_step_ns == 0) {
             s->first_step_ns = s->now_ns;
         }

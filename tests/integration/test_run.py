@@ -15,6 +15,7 @@ import sys
 import tempfile
 import termios
 import time
+import xml.etree.ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from lib.ensemble import TEXT, Failure, check, corpus, main, manifest  # noqa: E402
@@ -140,6 +141,7 @@ def test_runs_to_the_end_and_reports(build):
         for name in ("val_loss_first", "val_loss_last", "wall_seconds", "tokens_per_second", "rounds"):
             check(results[name]["value"] > 0, f"result {name} is {results[name]}")
         check("sample:" in run.text() and f"report: {run.dir}/report.md" in run.text(), "sample or report path not printed")
+        check(xml.etree.ElementTree.parse(run.dir / "validation.svg").getroot().tag.endswith("svg"), "no SVG")
         check(run.status()["run"]["over"], "status does not say that the run is over")
         joined = [e["seconds"] for e in run.events() if e["event"] == "joined"]
         print(f"learners joined {min(joined):.2f} to {max(joined):.2f} s after the start of the run")
@@ -150,8 +152,21 @@ def test_first_step_comes_soon(build):
         start = time.monotonic()
         wait(lambda: any(e["step"] > 0 for e in run.learners().values()), 30, "the first step")
         elapsed = time.monotonic() - start
-        print(f"first step seen {elapsed:.2f} s after the start of diloco run")
-        check(elapsed < 3, f"the first step took {elapsed:.2f} s")
+        launched = max(e["seconds"] for e in run.events() if e["event"] == "started")
+        print(f"all processes started after {launched:.2f} s, first step seen {elapsed:.2f} s after the start of diloco run")
+        # The supervisor's own share is far below a second; the rest is the learner's, and the load's of the machine.
+        check(launched < 1.5, f"the last process was started only after {launched:.2f} s")
+        check(elapsed < 15, f"the first step took {elapsed:.2f} s")
+
+
+def test_deadline_ends_the_job(build):
+    job = manifest(TEXT, activeDeadlineSeconds=3, **ENDLESS)
+    with Run(build, job, PACED) as run:
+        run.exit(40, code=4)
+        report = run.report()
+        check(report["phase"] == "Failed" and report["reason"] in ("DeadlineExceeded", "TimedOut"), f"{report['reason']}")
+        check(2.5 < report["wallSeconds"] < 30, f"ended after {report['wallSeconds']} s")
+        check(report["tokens"] > 0, "nothing was trained before the deadline")
 
 
 def test_killed_learner_is_replaced_alone(build):
@@ -255,7 +270,8 @@ def test_chaos_on_schedule_is_measured(build):
         check(len(report["kills"]) == 1 and report["kills"][0]["learner"] == 2, f"kills: {report['kills']}")
         kill = report["kills"][0]
         check(kill["learnersCompared"] == 2, f"compared: {kill}")
-        check(kill["ratio"] > 0.8, f"the other learners slowed down to {kill['ratio']}")
+        # Paced learners on a machine that may be busy: a stall would show as a third or less.
+        check(kill["ratio"] > 0.6, f"the other learners slowed down to {kill['ratio']}")
         check(kill["replacedAfterSeconds"] < 10, f"replaced after {kill['replacedAfterSeconds']} s")
         results = {e["name"]: e["value"] for e in json.loads((run.folder / "results.json").read_text())}
         check(abs(results["kill_step_rate_ratio"] - kill["ratio"]) < 1e-6, "results and report differ")
@@ -432,7 +448,7 @@ def test_view_on_a_terminal_follows_resizes_and_leaves_nothing_behind(build):
 
 
 if __name__ == "__main__":
-    main([test_runs_to_the_end_and_reports, test_first_step_comes_soon, test_killed_learner_is_replaced_alone,
+    main([test_runs_to_the_end_and_reports, test_first_step_comes_soon, test_deadline_ends_the_job, test_killed_learner_is_replaced_alone,
           test_nothing_outlives_a_killed_supervisor, test_interrupt_ends_in_order, test_second_interrupt_kills_at_once,
           test_stuck_learner_does_not_hold_up_the_stop, test_scale_up_and_down, test_killed_syncer_comes_back_on_its_port,
           test_chaos_on_schedule_is_measured, test_status_and_top, test_bad_inputs_are_refused_before_anything_starts,
