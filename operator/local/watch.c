@@ -232,8 +232,8 @@ void op_watch_view(struct op_supervisor *s)
     view->tokens_per_second = 0;
     for (uint32_t id = 0; id < s->spec->learners.max && id < DL_SPEC_LEARNERS_MAX; id++) {
         struct op_child *child = op_children_find(s, OP_LEARNER, id);
-        bool will_be_back = id < s->replicas && s->plan.phase == OP_JOB_RUNNING;
-        if (child != NULL || (s->tallies[id].starts > 0 && (will_be_back || view->is_over))) {
+        bool will_be_back = op_planner_wants(s->planner, OP_LEARNER, id) && s->plan.phase == OP_JOB_RUNNING;
+        if (child != NULL || will_be_back || (s->tallies[id].starts > 0 && view->is_over)) {
             fill_learner(s, id, child);
         }
         enum op_reason reason = op_planner_given_up(s->planner, OP_LEARNER, id);

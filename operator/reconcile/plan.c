@@ -118,6 +118,12 @@ static const struct op_slot *slot_at(const struct op_planner *planner, enum op_k
     return &planner->evaluator;
 }
 
+bool op_planner_wants(const struct op_planner *planner, enum op_kind kind, uint32_t id)
+{
+    const struct op_slot *slot = slot_at(planner, kind, id);
+    return slot->exists && !slot->leaving;
+}
+
 enum op_reason op_planner_given_up(const struct op_planner *planner, enum op_kind kind, uint32_t id)
 {
     const struct op_slot *slot = slot_at(planner, kind, id);

@@ -298,6 +298,8 @@ static void test_crashes_back_off_and_use_the_budget_up(void)
     world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 1);
     world_step(&w);
     CU_ASSERT_EQUAL(w.plan.given_up, 1);
+    CU_ASSERT_EQUAL(op_planner_given_up(w.planner, OP_LEARNER, 0), OP_REASON_CRASH_LOOP);
+    CU_ASSERT_EQUAL(op_planner_given_up(w.planner, OP_LEARNER, 1), OP_REASON_NONE);
     CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING); /* The other learner trains on. */
     w.now += 1000 * S;
     world_step(&w);
@@ -505,6 +507,8 @@ static void test_ids_stay_and_are_reused(void)
     world_end(&w, OP_LEARNER, 1, OP_END_EXIT, 0);
     world_step(&w);
     CU_ASSERT_PTR_NULL(world_find(&w, OP_LEARNER, 1));
+    CU_ASSERT_FALSE(op_planner_wants(w.planner, OP_LEARNER, 1));
+    CU_ASSERT(op_planner_wants(w.planner, OP_LEARNER, 0) && op_planner_wants(w.planner, OP_LEARNER, 2));
     CU_ASSERT_EQUAL(world_get(&w, OP_LEARNER, 2)->incarnation, 1);
     w.wanted.pools[0].replicas = 4;
     world_step(&w);
