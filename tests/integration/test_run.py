@@ -255,8 +255,9 @@ def test_killed_syncer_comes_back_on_its_port(build):
         round_before = run.status()["round"]
         run.ask("kill", "run", "syncer", "1")
         wait(lambda: run.has_event("started again", "syncer-1"), 20, "the restart of shard 1")
+        again = wait((run.dir / "ports/shard-1").read_text, 20, "the port file of the restarted shard")
+        check(again == port, f"the shard came back on {again}, not on {port}")
         wait(lambda: run.status()["round"] > round_before and run.status()["phase"] == "Training", 30, "rounds after the restart")
-        check((run.dir / "ports/shard-1").read_text() == port, "the shard came back on another port")
         after = run.learners()
         check(all(after[n]["pid"] == before[n]["pid"] for n in before), "learners were restarted, too")
         run.exit(90)
