@@ -132,14 +132,22 @@ static int parse_options(int argc, char **argv, struct arguments *arguments)
     return -1;
 }
 
-static enum dl_rc read_token(const char *path, char token[TOKEN_BYTES_MAX], struct dl_err *err)
+static enum dl_rc read_first_line(const char *path, char line[TOKEN_BYTES_MAX], struct dl_err *err)
 {
-    DL_AUTO_FILE FILE *file = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     if (file == NULL) {
         return dl_err_errno(err, DL_EINVAL, errno, "reading token file %s", path);
     }
-    if (fgets(token, TOKEN_BYTES_MAX, file) == NULL) {
-        return dl_err_set(err, DL_EINVAL, "token file %s is empty: its first line is the token", path);
+    bool got = fgets(line, TOKEN_BYTES_MAX, file) != NULL;
+    fclose(file);
+    return got ? DL_OK : dl_err_set(err, DL_EINVAL, "token file %s is empty: its first line is the token", path);
+}
+
+static enum dl_rc read_token(const char *path, char token[TOKEN_BYTES_MAX], struct dl_err *err)
+{
+    enum dl_rc rc = read_first_line(path, token, err);
+    if (rc != DL_OK) {
+        return rc;
     }
     size_t length = strcspn(token, "\r\n");
     if (token[length] == '\0' && length == TOKEN_BYTES_MAX - 1) {

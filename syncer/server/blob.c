@@ -23,18 +23,32 @@ uint8_t *sy_blob_frame(const struct sy_blob *blob, uint32_t index, size_t *size)
     return blob->frames + (size_t)index * blob->stride + LWS_PRE;
 }
 
+/* Chunk by chunk, so that both hashes read what is still in the cache. */
+static void fill(struct sy_blob *blob, const float *values)
+{
+    struct dl_hash_stream content;
+    size_t block_bytes = dl_codec_block_bytes(blob->codec);
+    dl_hash_stream_init(&content, 0);
+    for (uint32_t i = 0; i < blob->chunk_count; i++) {
+        size_t size;
+        uint8_t *frame = sy_blob_frame(blob, i, &size);
+        uint8_t *data = frame + HEAD_BYTES;
+        uint64_t offset = (uint64_t)i * blob->chunk_bytes;
+        size -= HEAD_BYTES;
+        dl_codec_encode(blob->codec, values + offset / block_bytes * DL_BLOCK, size / block_bytes, data);
+        dl_hash_stream_add(&content, data, size);
+        dl_wire_chunk_head(blob->transfer, offset, data, (uint32_t)size, frame);
+    }
+    blob->content_hash = dl_hash_stream_result(&content);
+}
+
 enum dl_rc sy_blob_new(uint32_t fragment, uint64_t version, uint64_t round, uint32_t participants, enum dl_codec codec,
-                       const float *values, uint64_t padded_elements, uint8_t *scratch, struct sy_blob **out,
+                       const float *values, uint64_t padded_elements, struct sy_buffers *buffers, struct sy_blob **out,
                        struct dl_err *err)
 {
     struct sy_blob *blob = calloc(1, sizeof *blob);
     if (blob == NULL) {
         return dl_err_set(err, DL_ENOMEM, "encoding fragment %u: no memory", fragment);
-    }
-    const uint8_t *encoded = (const uint8_t *)values; /* Float32, little-endian, is what codec none carries. */
-    if (codec != DL_CODEC_NONE) {
-        dl_codec_encode(codec, values, padded_elements / DL_BLOCK, scratch);
-        encoded = scratch;
     }
     *blob = (struct sy_blob){.references = 1,
                              .fragment = fragment,
@@ -43,23 +57,17 @@ enum dl_rc sy_blob_new(uint32_t fragment, uint64_t version, uint64_t round, uint
                              .participants = participants,
                              .codec = codec,
                              .transfer = version * DL_SPEC_FRAGMENTS_MAX + fragment,
-                             .bytes = dl_codec_bytes(codec, padded_elements)};
-    blob->content_hash = dl_hash64(encoded, blob->bytes, 0);
+                             .bytes = dl_codec_bytes(codec, padded_elements),
+                             .buffers = buffers};
     blob->chunk_bytes = (uint32_t)DL_MIN(blob->bytes, dl_wire_chunk_data_bytes(codec));
     blob->chunk_count = (uint32_t)((blob->bytes + blob->chunk_bytes - 1) / blob->chunk_bytes);
     blob->stride = (LWS_PRE + HEAD_BYTES + (size_t)blob->chunk_bytes + 63) & ~(size_t)63;
-    blob->frames = malloc(blob->stride * blob->chunk_count);
+    blob->frames = sy_buffers_take(buffers, blob->stride * blob->chunk_count);
     if (blob->frames == NULL) {
         free(blob);
         return dl_err_set(err, DL_ENOMEM, "encoding fragment %u: no memory", fragment);
     }
-    for (uint32_t i = 0; i < blob->chunk_count; i++) {
-        size_t size;
-        uint8_t *frame = sy_blob_frame(blob, i, &size);
-        uint64_t offset = (uint64_t)i * blob->chunk_bytes;
-        memcpy(frame + HEAD_BYTES, encoded + offset, size - HEAD_BYTES);
-        dl_wire_chunk_head(blob->transfer, offset, frame + HEAD_BYTES, (uint32_t)(size - HEAD_BYTES), frame);
-    }
+    fill(blob, values);
     *out = blob;
     return DL_OK;
 }
@@ -73,7 +81,7 @@ struct sy_blob *sy_blob_hold(struct sy_blob *blob)
 void sy_blob_drop(struct sy_blob *blob)
 {
     if (blob != NULL && --blob->references == 0) {
-        free(blob->frames);
+        sy_buffers_give(blob->buffers, blob->frames);
         free(blob);
     }
 }

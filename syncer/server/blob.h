@@ -14,6 +14,7 @@
 
 #include "common/err.h"
 #include "common/spec.h"
+#include "syncer/server/buffers.h"
 
 struct sy_blob {
     uint32_t references;
@@ -28,13 +29,13 @@ struct sy_blob {
     uint32_t chunk_count;
     size_t stride; /* From one frame's room to the next one's. */
     uint8_t *frames;
+    struct sy_buffers *buffers; /* Where the frames' memory came from. */
 };
 
-/* Encodes `padded_elements` values. `scratch` holds dl_codec_bytes of them (unused, may be NULL, for codec none). One
- * reference. */
+/* Encodes `padded_elements` values; the memory comes from `buffers`. One reference. */
 DL_MUST_CHECK enum dl_rc sy_blob_new(uint32_t fragment, uint64_t version, uint64_t round, uint32_t participants,
                                      enum dl_codec codec, const float *values, uint64_t padded_elements,
-                                     uint8_t *scratch, struct sy_blob **out, struct dl_err *err);
+                                     struct sy_buffers *buffers, struct sy_blob **out, struct dl_err *err);
 struct sy_blob *sy_blob_hold(struct sy_blob *blob);
 void sy_blob_drop(struct sy_blob *blob); /* NULL is fine. */
 

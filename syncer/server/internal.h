@@ -167,8 +167,9 @@ struct sy_server {
     struct sy_core *core;
     struct sy_store *store;
     struct sy_jobs *jobs;
-    struct dl_layout *layout; /* NULL until the first HELLO, or restored. */
-    uint32_t fragment_count;  /* Of this shard; local index i is fragment shard + i x shards. */
+    struct sy_buffers *buffers; /* Memory of pushes and of frames. */
+    struct dl_layout *layout;   /* NULL until the first HELLO, or restored. */
+    uint32_t fragment_count;    /* Of this shard; local index i is fragment shard + i x shards. */
     struct sy_held_fragment *fragments;
     uint64_t epoch;
     int64_t started_ns;
@@ -254,7 +255,7 @@ struct sy_http_session { /* libwebsockets keeps one a connection, zeroed. */
 };
 int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size);
 bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi);
-char *sy_status_json(struct sy_server *server);  /* Caller frees; NULL: no memory. */
+char *sy_status_json(struct sy_server *server); /* Caller frees; NULL: no memory. */
 /* Writes it to status.json in the state folder: a process that is gone cannot be asked how it ended. */
 void sy_server_leave_status(struct sy_server *server);
 char *sy_metrics_text(struct sy_server *server); /* Same. */

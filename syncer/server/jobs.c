@@ -31,8 +31,7 @@ struct sy_jobs {
     struct sy_pool *pool;
     struct sy_merge *merge;
     struct part *parts;
-    float *spare;     /* Where the next new version is made; takes turns with the fragments' own. */
-    uint8_t *scratch; /* Encoding. */
+    float *spare; /* Where the next new version is made; takes turns with the fragments' own. */
     uint32_t inputs_max;
     struct sy_push *pushes;
     /* Shared with the network thread, under `lock`. */
@@ -269,7 +268,7 @@ static enum dl_rc encode(struct sy_jobs *jobs, uint32_t fragment, uint64_t versi
                          uint32_t participants, const struct part *part, struct sy_blob **out, struct dl_err *err)
 {
     return sy_blob_new(fragment, version, round, participants, jobs->options.spec->sync.broadcast_compression,
-                       part->theta, part->padded, jobs->scratch, out, err);
+                       part->theta, part->padded, jobs->options.buffers, out, err);
 }
 
 static void do_job(struct sy_jobs *jobs, struct sy_job *job)
@@ -357,7 +356,6 @@ static void free_parts(struct sy_jobs *jobs)
         jobs->parts[i] = (struct part){0};
     }
     free(dl_take(jobs->spare));
-    free(dl_take(jobs->scratch));
 }
 
 enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layout, struct dl_err *err)
@@ -381,8 +379,7 @@ enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layo
         complete = complete && part->theta != NULL && part->state != NULL;
     }
     jobs->spare = dl_alloc_aligned(padded_max * sizeof(float));
-    jobs->scratch = dl_alloc_aligned(dl_codec_bytes(jobs->options.spec->sync.broadcast_compression, padded_max));
-    if (!complete || jobs->spare == NULL || jobs->scratch == NULL) {
+    if (!complete || jobs->spare == NULL) {
         free_parts(jobs);
         return dl_err_set(err, DL_ENOMEM, "no memory for %u fragments of up to %" PRIu64 " parameters",
                           jobs->options.fragment_count, padded_max);

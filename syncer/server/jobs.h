@@ -57,6 +57,7 @@ struct sy_jobs_options {
     uint32_t fragment_count; /* Of the shard. */
     uint32_t threads;
     struct sy_store *store; /* NULL: nothing is durable. */
+    struct sy_buffers *buffers;
 };
 
 DL_MUST_CHECK enum dl_rc sy_jobs_new(const struct sy_jobs_options *options, struct sy_jobs **out, struct dl_err *err);

@@ -9,7 +9,7 @@
 
 void sy_server_leave_status(struct sy_server *server)
 {
-    if (server->options->state_dir == NULL) {
+    if (server->store == NULL) { /* Memory only: there is no folder. */
         return;
     }
     char path[PATH_MAX];

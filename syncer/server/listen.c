@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
+#include "common/atomic_file.h"
 #include "common/mem.h"
 
 #define BACKLOG 512
@@ -68,7 +69,7 @@ static enum dl_rc split(const char *text, char host[HOST_MAX], char port[PORT_TE
 
 static enum dl_rc bind_one(const struct addrinfo *info, bool all, const char *text, int *out, struct dl_err *err)
 {
-    DL_AUTO_FD int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) {
         return dl_err_errno(err, DL_EIO, errno, "making a socket for %s", text);
     }
@@ -84,10 +85,10 @@ static enum dl_rc bind_one(const struct addrinfo *info, bool all, const char *te
                              : error == EADDRNOTAVAIL ? " (no interface of this machine has this address)"
                              : error == EACCES        ? " (ports below 1024 need a privilege)"
                                                       : "";
+        close(fd);
         return dl_err_errno(err, DL_EINVAL, error, "listening on %s%s", text, advice);
     }
     *out = fd;
-    fd = -1;
     return DL_OK;
 }
 
@@ -96,20 +97,18 @@ static enum dl_rc name_of(int fd, bool all, char address[SY_ADDRESS_MAX], struct
 {
     struct sockaddr_storage bound;
     socklen_t size = sizeof bound;
-    char host[INET6_ADDRSTRLEN] = "";
+    char host[INET6_ADDRSTRLEN];
+    char port[PORT_TEXT_MAX];
     if (getsockname(fd, (struct sockaddr *)&bound, &size) != 0) {
         return dl_err_errno(err, DL_EIO, errno, "asking for the listening address");
     }
-    if (bound.ss_family == AF_INET6) {
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&bound;
-        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        snprintf(address, SY_ADDRESS_MAX, "%s%s%s:%u", all ? "" : "[", all ? "*" : host, all ? "" : "]",
-                 ntohs(v6->sin6_port));
-    } else {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)&bound;
-        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        snprintf(address, SY_ADDRESS_MAX, "%s:%u", all ? "*" : host, ntohs(v4->sin_port));
+    int failed = getnameinfo((const struct sockaddr *)&bound, size, host, sizeof host, port, sizeof port,
+                             NI_NUMERICHOST | NI_NUMERICSERV);
+    if (failed != 0) {
+        return dl_err_set(err, DL_EIO, "naming the listening address: %s", gai_strerror(failed));
     }
+    bool v6 = strchr(host, ':') != NULL && !all;
+    snprintf(address, SY_ADDRESS_MAX, "%s%s%s:%s", v6 ? "[" : "", all ? "*" : host, v6 ? "]" : "", port);
     return DL_OK;
 }
 
@@ -162,13 +161,21 @@ enum dl_rc sy_listen_accept(int listen_fd, int *fd, struct dl_err *err)
 
 enum dl_rc sy_write_port_file(const char *path, const char *text, struct dl_err *err)
 {
-    char temporary[4096];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp", path) >= (int)sizeof temporary) {
-        return dl_err_set(err, DL_EINVAL, "port file: the path is too long");
+    struct dl_atomic_file file = {.fd = -1};
+    enum dl_rc rc = dl_atomic_file_open(&file, path, err);
+    if (rc == DL_OK) {
+        rc = dl_atomic_file_write(&file, text, strlen(text), err);
     }
-    DL_AUTO_FILE FILE *file = fopen(temporary, "we");
-    if (file == NULL || fprintf(file, "%s\n", text) < 0 || fflush(file) != 0 || rename(temporary, path) != 0) {
-        return dl_err_errno(err, DL_EINVAL, errno, "writing port file %s", path);
+    if (rc == DL_OK) {
+        rc = dl_atomic_file_write(&file, "\n", 1, err);
+    }
+    if (rc == DL_OK) {
+        rc = dl_atomic_file_commit(&file, err);
+    }
+    if (rc != DL_OK) {
+        dl_atomic_file_abandon(&file);
+        err->rc = DL_EINVAL; /* Whatever it is, starting again will not help. */
+        return dl_err_wrap(err, "port file");
     }
     return DL_OK;
 }

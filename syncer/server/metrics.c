@@ -10,7 +10,7 @@
 static void plain(struct dl_metrics *m, const char *name, const char *type, const char *help, double value)
 {
     dl_metrics_family(m, name, type, help);
-    dl_metrics_value(m, value, NULL);
+    dl_metrics_value(m, value, (char *)NULL);
 }
 
 static void counter(struct dl_metrics *m, const char *name, const char *help, uint64_t value)
@@ -40,7 +40,7 @@ static void write_progress(const struct sy_server *server, struct dl_metrics *m,
           server->agreement);
     dl_metrics_family(m, "diloco_phase", "gauge", "1 for the phase the shard is in.");
     for (int i = SY_WAITING_FOR_LEARNERS; i <= SY_ENDED; i++) {
-        dl_metrics_value(m, (int)view->phase == i ? 1 : 0, "phase", sy_phase_name((enum sy_phase)i), NULL);
+        dl_metrics_value(m, (int)view->phase == i ? 1 : 0, "phase", sy_phase_name((enum sy_phase)i), (char *)NULL);
     }
     dl_metrics_family(m, "diloco_fragment_version", "gauge", "Committed version.");
     for (uint32_t i = 0; i < server->fragment_count; i++) {
@@ -48,7 +48,7 @@ static void write_progress(const struct sy_server *server, struct dl_metrics *m,
         struct sy_fragment_view fragment;
         snprintf(label, sizeof label, "%u", server->fragments[i].fragment);
         if (sy_core_fragment(server->core, server->fragments[i].fragment, &fragment)) {
-            dl_metrics_value(m, (double)fragment.version, "fragment", label, NULL);
+            dl_metrics_value(m, (double)fragment.version, "fragment", label, (char *)NULL);
         }
     }
 }
@@ -63,12 +63,12 @@ static void write_members(const struct sy_server *server, struct dl_metrics *m, 
     counter(m, "diloco_joins_total", "Admissions.", view->joins);
     dl_metrics_family(m, "diloco_leaves_total", "counter", "Members that left, by reason.");
     for (size_t i = 0; i < DL_COUNT_OF(leaves); i++) {
-        dl_metrics_value(m, (double)view->leaves[i], "reason", leaves[i], NULL);
+        dl_metrics_value(m, (double)view->leaves[i], "reason", leaves[i], (char *)NULL);
     }
     counter(m, "diloco_refusals_total", "HELLOs refused.", view->refusals + server->counters.refusals);
     dl_metrics_family(m, "diloco_pushes_total", "counter", "Pushes by verdict.");
     for (int i = 0; i < DL_VERDICT_COUNT; i++) {
-        dl_metrics_value(m, (double)view->verdicts[i], "verdict", dl_verdict_name((enum dl_verdict)i), NULL);
+        dl_metrics_value(m, (double)view->verdicts[i], "verdict", dl_verdict_name((enum dl_verdict)i), (char *)NULL);
     }
 }
 
@@ -91,7 +91,7 @@ static void write_learners(const struct sy_server *server, struct dl_metrics *m)
             const double values[] = {(double)view.step, view.tokens_per_second, (double)view.versions_behind,
                                      (double)view.waited_ns / 1e9};
             snprintf(label, sizeof label, "%u", view.learner);
-            dl_metrics_value(m, values[f], "learner", label, NULL);
+            dl_metrics_value(m, values[f], "learner", label, (char *)NULL);
         }
     }
 }
@@ -115,12 +115,12 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
                       "Transfers; a push, from its announcement to its last byte.");
     dl_metrics_histogram(m, &server->seconds.push, "direction", "push");
     dl_metrics_family(m, "diloco_round_mean_seconds", "gauge", "Running mean of a round's stages.");
-    dl_metrics_value(m, view->times.wait, "stage", "wait", NULL);
-    dl_metrics_value(m, view->times.transfer, "stage", "transfer", NULL);
-    dl_metrics_value(m, view->times.grace, "stage", "grace", NULL);
-    dl_metrics_value(m, view->times.merge, "stage", "merge", NULL);
-    dl_metrics_value(m, view->times.commit, "stage", "commit", NULL);
-    dl_metrics_value(m, view->times.total, "stage", "total", NULL);
+    dl_metrics_value(m, view->times.wait, "stage", "wait", (char *)NULL);
+    dl_metrics_value(m, view->times.transfer, "stage", "transfer", (char *)NULL);
+    dl_metrics_value(m, view->times.grace, "stage", "grace", (char *)NULL);
+    dl_metrics_value(m, view->times.merge, "stage", "merge", (char *)NULL);
+    dl_metrics_value(m, view->times.commit, "stage", "commit", (char *)NULL);
+    dl_metrics_value(m, view->times.total, "stage", "total", (char *)NULL);
     gauge(m, "diloco_grace_seconds", "Last computed grace window.", view->grace_seconds);
 }
 
@@ -141,6 +141,8 @@ static void write_server(const struct sy_server *server, struct dl_metrics *m)
     counter(m, "diloco_sent_messages_total", "Messages sent.", c->messages_out);
     gauge(m, "diloco_push_memory_bytes", "Held by pushes.", (double)server->push_bytes);
     gauge(m, "diloco_push_memory_peak_bytes", "Most that pushes have held.", (double)server->push_bytes_peak);
+    gauge(m, "diloco_idle_memory_bytes", "Kept for the next push or version.",
+          (double)sy_buffers_idle_bytes(server->buffers));
     gauge(m, "diloco_push_memory_limit_bytes", "Most that pushes may hold.", (double)server->push_bytes_max);
     counter(m, "diloco_push_memory_refused_total", "Pushes turned away at that limit.", c->push_memory_refused);
     counter(m, "diloco_commits_total", "Versions committed.", c->commits);

@@ -23,11 +23,11 @@ struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *co
         return NULL;
     }
     struct sy_incoming *push = calloc(1, sizeof *push);
-    uint8_t *encoded = aligned_alloc(64, (announced->bytes + 63) & ~UINT64_C(63));
+    uint8_t *encoded = sy_buffers_take(server->buffers, announced->bytes);
     double *squares = calloc(fragment->slice_count, sizeof *squares);
     if (push == NULL || encoded == NULL || squares == NULL) {
         free(push);
-        free(encoded);
+        sy_buffers_give(server->buffers, encoded);
         free(squares);
         return NULL;
     }
@@ -65,7 +65,7 @@ void sy_incoming_drop(struct sy_server *server, struct sy_incoming *push)
         }
     }
     server->push_bytes -= push->bytes;
-    free(push->encoded);
+    sy_buffers_give(server->buffers, push->encoded);
     free(push->slice_squares);
     free(push);
 }

@@ -201,6 +201,7 @@ static void on_tick(lws_sorted_usec_list_t *timer)
         if (server->now_ns >= server->summary_due_ns) {
             server->summary_due_ns = server->now_ns + SY_SUMMARY_SECONDS * DL_NS_PER_SECOND;
             log_summary(server, &view);
+            sy_buffers_trim(server->buffers, server->now_ns);
         }
         check_end(server, &view);
         server->conns_due_ns = server->now_ns + DL_MIN(TICK_NS, (int64_t)(server->spec->sync.heartbeat_seconds * 5e8));

@@ -1,4 +1,5 @@
 /* What a server starts from: core, store, layout, restored fragments. */
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,7 @@ enum dl_rc sy_server_adopt_layout(struct sy_server *server, const uint8_t *tenso
     if (rc != DL_OK) {
         return rc;
     }
+    assert(layout != NULL);
     if (server->layout != NULL && server->layout->hash == layout->hash) {
         dl_layout_free(layout);
         return DL_OK;
@@ -114,6 +116,7 @@ static enum dl_rc restore_layout(struct sy_server *server, struct dl_err *err)
     if (rc != DL_OK) {
         return dl_err_wrap(err, "state folder %s", server->options->state_dir);
     }
+    assert(layout != NULL);
     if (layout->hash != kept.hash) {
         dl_layout_free(layout);
         return dl_err_set(err, DL_EINVAL, "state folder %s: this program cuts the same tensors into other fragments",
@@ -183,11 +186,12 @@ static enum dl_rc open_tables(struct sy_server *server, struct dl_err *err)
     server->members_max = sy_core_members(server->core);
     server->conns_max = server->members_max + SY_CONNECTIONS_SPARE;
     server->fragments = calloc(server->fragment_count, sizeof *server->fragments);
-    server->member_conns = calloc(server->members_max, sizeof *server->member_conns);
+    server->member_conns = calloc(server->members_max, sizeof(struct sy_conn *));
     server->left_by_goodbye = calloc(server->members_max, sizeof *server->left_by_goodbye);
     server->encode_buffer = malloc(DL_WIRE_HEADER_BYTES + DL_WIRE_CONTROL_PAYLOAD_MAX);
-    if (server->fragments == NULL || server->member_conns == NULL || server->left_by_goodbye == NULL ||
-        server->encode_buffer == NULL) {
+    server->buffers = sy_buffers_new();
+    if (server->buffers == NULL || server->fragments == NULL || server->member_conns == NULL ||
+        server->left_by_goodbye == NULL || server->encode_buffer == NULL) {
         return dl_err_set(err, DL_ENOMEM, "starting: no memory");
     }
     for (uint32_t i = 0; i < server->fragment_count; i++) {
@@ -222,7 +226,8 @@ enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
                                              .shard = options->shard,
                                              .fragment_count = server->fragment_count,
                                              .threads = DL_MIN(threads, SY_POOL_THREADS_MAX),
-                                             .store = server->store};
+                                             .store = server->store,
+                                             .buffers = server->buffers};
         rc = sy_jobs_new(&jobs, &server->jobs, err);
     }
     if (rc == DL_OK && server->store != NULL) {
@@ -240,6 +245,7 @@ void sy_server_close_state(struct sy_server *server)
         }
         sy_blob_drop(server->fragments[i].blob);
     }
+    sy_buffers_free(server->buffers);
     sy_store_close(server->store);
     sy_core_free(server->core);
     dl_layout_free(server->layout);

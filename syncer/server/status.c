@@ -29,12 +29,16 @@ static void add_number(cJSON *object, const char *name, double value)
 
 uint64_t sy_resident_bytes(void)
 {
-    DL_AUTO_FILE FILE *file = fopen("/proc/self/statm", "re");
+    FILE *file = fopen("/proc/self/statm", "re");
     unsigned long size = 0;
     unsigned long resident = 0;
-    if (file == NULL || fscanf(file, "%lu %lu", &size, &resident) != 2) {
+    if (file == NULL) {
         return 0;
     }
+    if (fscanf(file, "%lu %lu", &size, &resident) != 2) {
+        resident = 0;
+    }
+    fclose(file);
     return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 

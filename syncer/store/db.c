@@ -148,7 +148,7 @@ static enum dl_rc write_meta(struct sy_store *store, const char *key, const char
 /* A folder belongs to one job and shard for good. */
 static enum dl_rc claim(struct sy_store *store, const char *key, const char *ours, struct dl_err *err)
 {
-    char theirs[DL_SPEC_NAME_MAX];
+    char theirs[DL_SPEC_NAME_MAX] = "";
     enum dl_rc rc = read_meta(store, key, theirs, sizeof theirs, err);
     if (rc != DL_OK) {
         return rc;
@@ -164,7 +164,7 @@ static enum dl_rc claim(struct sy_store *store, const char *key, const char *our
 
 static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
 {
-    char text[24];
+    char text[24] = "";
     enum dl_rc rc = read_meta(store, "epoch", text, sizeof text, err);
     if (rc != DL_OK) {
         return rc;
@@ -240,7 +240,7 @@ static enum dl_rc read_totals(struct sy_store *store, struct dl_err *err)
 
 static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_err *err)
 {
-    char text[24];
+    char text[24] = "";
     enum dl_rc rc = exec(store, schema, "creating tables", err);
     if (rc == DL_OK) {
         rc = read_meta(store, "schema", text, sizeof text, err);
@@ -294,7 +294,7 @@ enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
 
 static enum dl_rc check_epoch(struct sy_store *store, struct dl_err *err)
 {
-    char text[24];
+    char text[24] = "";
     enum dl_rc rc = read_meta(store, "epoch", text, sizeof text, err);
     if (rc == DL_OK && strtoull(text, NULL, 10) != store->epoch) {
         rc = dl_err_set(err, DL_ECONFLICT,

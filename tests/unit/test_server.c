@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/codec.h"
 #include "common/hash.h"
 #include "common/layout.h"
@@ -281,13 +282,13 @@ static void check_blob(enum dl_codec codec, uint64_t blocks)
     struct dl_err err;
     uint64_t elements = blocks * DL_BLOCK;
     float *values = dl_alloc_aligned(elements * sizeof(float));
-    uint8_t *encoded = dl_alloc_aligned(dl_codec_bytes(codec, elements));
+    struct sy_buffers *buffers = sy_buffers_new();
     uint8_t *joined = malloc(dl_codec_bytes(codec, elements));
     for (uint64_t i = 0; i < elements; i++) {
         values[i] = (float)(i % 1000) - 500.25f;
     }
     struct sy_blob *blob = NULL;
-    CU_ASSERT_EQUAL_FATAL(sy_blob_new(3, 9, 40, 2, codec, values, elements, encoded, &blob, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(sy_blob_new(3, 9, 40, 2, codec, values, elements, buffers, &blob, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(blob->bytes, dl_codec_bytes(codec, elements));
     uint64_t at = 0;
     for (uint32_t i = 0; i < blob->chunk_count; i++) {
@@ -324,7 +325,7 @@ static void check_blob(enum dl_codec codec, uint64_t blocks)
     CU_ASSERT_EQUAL(blob->references, 1);
     sy_blob_drop(blob);
     free(values);
-    free(encoded);
+    sy_buffers_free(buffers);
     free(joined);
     free(back);
 }
@@ -411,7 +412,47 @@ static void test_port_file(void)
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "/no/such/folder/port"));
 }
 
-UNIT_MAIN("server", {"any cut gives the same", test_any_cut_gives_the_same}, {"wrong lengths", test_wrong_lengths},
+static void test_buffers_are_used_again(void)
+{
+    struct sy_buffers *buffers = sy_buffers_new();
+    CU_ASSERT_PTR_NOT_NULL_FATAL(buffers);
+    uint8_t *large = sy_buffers_take(buffers, 5 << 20);
+    uint8_t *small = sy_buffers_take(buffers, 1000);
+    CU_ASSERT(large != NULL && small != NULL);
+    CU_ASSERT_EQUAL((uintptr_t)large % 64 + (uintptr_t)small % 64, 0);
+    memset(large, 1, 5 << 20);
+    memset(small, 1, 1000);
+    sy_buffers_give(buffers, large);
+    sy_buffers_give(buffers, small);
+    CU_ASSERT(sy_buffers_idle_bytes(buffers) >= (5 << 20) + 1000);
+    CU_ASSERT_PTR_EQUAL(sy_buffers_take(buffers, 1000), small); /* Not the large one. */
+    uint8_t *other = sy_buffers_take(buffers, 1 << 20);
+    CU_ASSERT_PTR_NOT_EQUAL(other, large); /* Most of it would be wasted. */
+    CU_ASSERT_PTR_EQUAL(sy_buffers_take(buffers, (5 << 20) - 4096), large);
+    CU_ASSERT_EQUAL(sy_buffers_idle_bytes(buffers), 0);
+    sy_buffers_give(buffers, large);
+    sy_buffers_give(buffers, small);
+    sy_buffers_give(buffers, other);
+    sy_buffers_give(buffers, NULL);
+    sy_buffers_trim(buffers, dl_now_ns());
+    CU_ASSERT(sy_buffers_idle_bytes(buffers) > 0);
+    sy_buffers_trim(buffers, dl_now_ns() + SY_BUFFERS_IDLE_NS);
+    CU_ASSERT_EQUAL(sy_buffers_idle_bytes(buffers), 0);
+    /* More are given back than are kept. */
+    void *many[SY_BUFFERS_KEPT_MAX + 3];
+    for (size_t i = 0; i < DL_COUNT_OF(many); i++) {
+        many[i] = sy_buffers_take(buffers, 64);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(many[i]);
+    }
+    for (size_t i = 0; i < DL_COUNT_OF(many); i++) {
+        sy_buffers_give(buffers, many[i]);
+    }
+    CU_ASSERT(sy_buffers_idle_bytes(buffers) <= SY_BUFFERS_KEPT_MAX * 128);
+    sy_buffers_free(buffers);
+}
+
+UNIT_MAIN("server", {"buffers are used again", test_buffers_are_used_again},
+          {"any cut gives the same", test_any_cut_gives_the_same}, {"wrong lengths", test_wrong_lengths},
           {"damage is noticed", test_damage_is_noticed}, {"the sink decides", test_sink_decides},
           {"sizes are capped", test_sizes_are_capped}, {"frames of a version", test_frames_of_a_version},
           {"listens where asked", test_listens_where_asked}, {"wrong addresses", test_wrong_addresses},

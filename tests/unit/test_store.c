@@ -220,7 +220,10 @@ static void new_dir(void)
 static void remove_dir(void)
 {
     DIR *folder = opendir(dir);
-    CU_ASSERT_PTR_NOT_NULL_FATAL(folder);
+    CU_ASSERT_PTR_NOT_NULL(folder);
+    if (folder == NULL) {
+        return;
+    }
     for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
         char path[512];
         snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
@@ -234,6 +237,9 @@ static uint32_t count_files(const char *suffix)
 {
     uint32_t count = 0;
     DIR *folder = opendir(dir);
+    if (folder == NULL) {
+        return UINT32_MAX;
+    }
     for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
         size_t length = strlen(entry->d_name);
         count += length > strlen(suffix) && strncmp(entry->d_name, "fragment-", 9) == 0 &&
@@ -321,6 +327,11 @@ static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t ver
     return sy_store_commit(store, &what, err);
 }
 
+static bool same_bytes(const void *a, const void *b, size_t size)
+{
+    return memcmp(a, b, size) == 0;
+}
+
 static void check_holds(struct sy_store *store, uint32_t fragment, uint64_t version)
 {
     static float got[ELEMENTS];
@@ -339,7 +350,7 @@ static void check_holds(struct sy_store *store, uint32_t fragment, uint64_t vers
     CU_ASSERT_EQUAL(found.participants, 2);
     CU_ASSERT_STRING_EQUAL(damage, "");
     fill(fragment, version);
-    CU_ASSERT_EQUAL(memcmp(got, parameters, sizeof got), 0);
+    CU_ASSERT(same_bytes(got, parameters, sizeof got));
     CU_ASSERT_EQUAL(memcmp(got_state, state, sizeof got_state), 0);
 }
 
@@ -543,7 +554,7 @@ static void test_damaged_file_falls_back(void)
         CU_ASSERT_EQUAL(found.version, 4);
         CU_ASSERT_EQUAL(found.round, 20);
         fill(0, 2);
-        CU_ASSERT_EQUAL(memcmp(got, parameters, sizeof got), 0);
+        CU_ASSERT(same_bytes(got, parameters, sizeof got));
         CU_ASSERT_EQUAL(memcmp(got_state, state, sizeof got_state), 0);
         store = reopen(store);
         CU_ASSERT_EQUAL_FATAL(

@@ -1,0 +1,136 @@
+#include "syncer/server/buffers.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+
+#define HEAD_BYTES 64         /* Before the taker's memory: its size. */
+#define HUGE_BYTES (2u << 20) /* From here on the system is asked for large pages. */
+
+struct kept {
+    uint8_t *memory; /* From its head. */
+    int64_t since_ns;
+};
+
+struct sy_buffers {
+    pthread_mutex_t lock;
+    uint32_t count;
+    uint64_t idle_bytes;
+    struct kept kept[SY_BUFFERS_KEPT_MAX];
+};
+
+static size_t size_of(const uint8_t *memory)
+{
+    return *(const size_t *)(const void *)memory;
+}
+
+struct sy_buffers *sy_buffers_new(void)
+{
+    struct sy_buffers *buffers = calloc(1, sizeof *buffers);
+    if (buffers != NULL) {
+        pthread_mutex_init(&buffers->lock, NULL);
+    }
+    return buffers;
+}
+
+void sy_buffers_free(struct sy_buffers *buffers)
+{
+    if (buffers == NULL) {
+        return;
+    }
+    sy_buffers_trim(buffers, INT64_MAX);
+    pthread_mutex_destroy(&buffers->lock);
+    free(buffers);
+}
+
+/* The smallest that is large enough, unless more than a quarter of it would be wasted. */
+static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
+{
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < buffers->count; i++) {
+        size_t size = size_of(buffers->kept[i].memory);
+        bool fits = size >= bytes && size - bytes <= size / 4;
+        if (fits && (best == UINT32_MAX || size < size_of(buffers->kept[best].memory))) {
+            best = i;
+        }
+    }
+    if (best == UINT32_MAX) {
+        return NULL;
+    }
+    uint8_t *memory = buffers->kept[best].memory;
+    buffers->kept[best] = buffers->kept[--buffers->count];
+    buffers->idle_bytes -= size_of(memory);
+    return memory;
+}
+
+static uint8_t *allocate(size_t bytes)
+{
+    bool huge = bytes >= HUGE_BYTES;
+    size_t unit = huge ? HUGE_BYTES : HEAD_BYTES;
+    size_t total = bytes + HEAD_BYTES;
+    size_t rounded = (total + unit - 1) / unit * unit;
+    uint8_t *memory = rounded < bytes ? NULL : aligned_alloc(unit, rounded);
+    if (memory == NULL) {
+        return NULL;
+    }
+    if (huge) {
+        (void)madvise(memory, rounded, MADV_HUGEPAGE); /* A hint: without large pages it is as before. */
+    }
+    *(size_t *)(void *)memory = rounded - HEAD_BYTES;
+    return memory;
+}
+
+void *sy_buffers_take(struct sy_buffers *buffers, size_t bytes)
+{
+    pthread_mutex_lock(&buffers->lock);
+    uint8_t *memory = take_kept(buffers, bytes);
+    pthread_mutex_unlock(&buffers->lock);
+    if (memory == NULL) {
+        memory = allocate(bytes);
+    }
+    return memory == NULL ? NULL : memory + HEAD_BYTES;
+}
+
+void sy_buffers_give(struct sy_buffers *buffers, void *given)
+{
+    if (given == NULL) {
+        return;
+    }
+    uint8_t *memory = (uint8_t *)given - HEAD_BYTES;
+    pthread_mutex_lock(&buffers->lock);
+    if (buffers->count < SY_BUFFERS_KEPT_MAX) {
+        buffers->kept[buffers->count++] = (struct kept){.memory = memory, .since_ns = dl_now_ns()};
+        buffers->idle_bytes += size_of(memory);
+        memory = NULL;
+    }
+    pthread_mutex_unlock(&buffers->lock);
+    free(memory);
+}
+
+void sy_buffers_trim(struct sy_buffers *buffers, int64_t now_ns)
+{
+    pthread_mutex_lock(&buffers->lock);
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < buffers->count; i++) {
+        if (now_ns - buffers->kept[i].since_ns < SY_BUFFERS_IDLE_NS) {
+            buffers->kept[left++] = buffers->kept[i];
+        } else {
+            buffers->idle_bytes -= size_of(buffers->kept[i].memory);
+            free(buffers->kept[i].memory);
+        }
+    }
+    buffers->count = left;
+    pthread_mutex_unlock(&buffers->lock);
+}
+
+uint64_t sy_buffers_idle_bytes(struct sy_buffers *buffers)
+{
+    pthread_mutex_lock(&buffers->lock);
+    uint64_t bytes = buffers->idle_bytes;
+    pthread_mutex_unlock(&buffers->lock);
+    return bytes;
+}
