@@ -56,7 +56,8 @@ enum dl_rc sy_core_new(const struct sy_core_config *config, struct sy_core **out
     core->next_admission = core->next_round = 1;
     core->seeder = SY_NO_MEMBER;
     core->finish_soft_ns = core->finish_hard_ns = INT64_MAX;
-    core->warm_done = spec->sync.warmup.steps == 0;
+    /* The synchronous form waits anyway, as often as its interval says. */
+    core->warm_done = spec->sync.warmup.steps == 0 || spec->sync.mode == DL_SYNC_SYNCHRONOUS;
     set_unknown(core);
     if (!allocate(core)) {
         enum dl_rc rc = dl_err_set(err, DL_ENOMEM, "shard %u: no memory for %u slots of %u fragments", config->shard,

@@ -4,7 +4,8 @@
  * when K credits reach the number of steps between two rounds, H / fragments of this shard, and takes that number from
  * every credit. So the pace is that of the K-th fastest learner, and learners that run side by side do not open a round
  * each. Credits are kept within bounds: a slow learner's debt stays small, so that it can carry the pace on when the
- * fast ones leave, and what a fast one ran ahead while nothing could open is not made up for by a burst. */
+ * fast ones leave; and no more than H is saved, which is every fragment once. It is not less, so
+ * that a learner whose steps vary does not lose what it ran ahead. */
 #include <math.h>
 
 #include "common/mem.h"
@@ -89,7 +90,7 @@ static void run_steady(struct sy_core *core)
         core->pace_index = (core->pace_index + 1) % core->fragments;
         sy_round_open(core, i, 0);
     }
-    int64_t most = DL_MAX(due_steps(core), 1);
+    int64_t most = core->spec->sync.interval;
     for (uint32_t m = 0; m < core->slots; m++) {
         core->members[m].credit = DL_MIN(core->members[m].credit, most);
     }
@@ -105,8 +106,8 @@ void sy_pace_run(struct sy_core *core)
     }
 }
 
-/* How far a learner may run: decoupled, as far as it likes; in the synchronous form until the fragment's next pull and
- * the update are due, and no wait is longer than a connection may be silent. */
+/* How far a learner may run: decoupled, as far as it likes; in the synchronous form until the next pull, of whichever
+ * fragment, and the update are due, and no wait is longer than a connection may be silent. */
 struct sy_limits sy_pace_limits(struct sy_core *core)
 {
     const struct dl_sync_spec *sync = &core->spec->sync;
@@ -117,7 +118,8 @@ struct sy_limits sy_pace_limits(struct sy_core *core)
         return sy_warm_limits(core);
     }
     if (sync->mode == DL_SYNC_SYNCHRONOUS) {
-        return (struct sy_limits){sync->interval, sync->overlap, (uint32_t)fmin(sync->timeout_seconds * 1000, 1e9)};
+        return (struct sy_limits){(uint32_t)DL_MAX(due_steps(core), 1), sync->overlap,
+                                  (uint32_t)fmin(sync->timeout_seconds * 1000, 1e9)};
     }
     return (struct sy_limits){DL_UNBOUNDED, DL_UNBOUNDED, 0};
 }

@@ -85,8 +85,11 @@ void sy_round_open(struct sy_core *core, uint32_t local, uint32_t warm_need)
     for (uint32_t m = 0; m < core->slots; m++) {
         core->members[m].parts[local].state = SY_PART_NONE;
     }
+    /* Where learners wait, a pull is also what lets them go on; so it goes to those, too, that have nothing to push. */
+    bool waiting_form = round->warmup || core->spec->sync.mode == DL_SYNC_SYNCHRONOUS;
     for (uint32_t m = 0; m < core->slots; m++) {
-        if (sy_part_is_eligible(core, &core->members[m], local)) {
+        const struct sy_member *member = &core->members[m];
+        if (sy_part_is_eligible(core, member, local) || (waiting_form && sy_is_training(member))) {
             sy_round_ask(core, local, m);
         }
     }

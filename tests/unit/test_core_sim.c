@@ -203,6 +203,40 @@ static void test_warmup_is_held_up_by_nobody_for_long(void)
     CU_ASSERT(hampered.rounds > 0.9 * (double)free.rounds);
 }
 
+/* In a synchronous form the fast wait for the slow, and nothing else: the slowest goes at its own speed. */
+static void test_synchronous_form_goes_at_the_slowest_ones_speed(void)
+{
+    struct dl_spec *spec = new_spec();
+    spec->training.token_budget = 1000000000;
+    spec->sync.mode = DL_SYNC_SYNCHRONOUS;
+    spec->sync.fragments = 4;
+    spec->sync.interval = 8;
+    spec->sync.overlap = 2;
+    spec->sync.quorum = (struct dl_count_or_percent){.value = 100, .is_percent = true};
+    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
+    sim_faults_none(&config.faults);
+    config.faults.step_seconds = 0.1;
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    bool over = false;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    sim_world_set_speed(world, 2, 3);
+    CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 60 * SECOND, &over, &err), DL_OK);
+    struct sim_learner_view fast, slow;
+    sim_world_learner(world, 0, &fast);
+    sim_world_learner(world, 2, &slow);
+    struct sy_core_view view;
+    sy_core_view(sim_world_core(world, 0), sim_world_now(world), &view);
+    printf("steps %llu and %llu rounds %llu ", (unsigned long long)fast.step, (unsigned long long)slow.step,
+           (unsigned long long)view.rounds_merged);
+    CU_ASSERT(slow.step > 190);
+    CU_ASSERT(fast.step <= slow.step + 4 && fast.step >= slow.step);
+    CU_ASSERT(view.rounds_merged > 90); /* One every two steps. */
+    sim_world_free(world);
+    dl_spec_free(spec);
+}
+
 UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish},
           {"decoupled learners never wait", test_decoupled_learners_never_wait},
+          {"synchronous form", test_synchronous_form_goes_at_the_slowest_ones_speed},
           {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long})
