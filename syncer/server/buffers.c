@@ -8,8 +8,9 @@
 #include "common/clock.h"
 #include "common/mem.h"
 
-#define HEAD_BYTES 64         /* Before the taker's memory: its size. */
-#define HUGE_BYTES (2u << 20) /* From here on the system is asked for large pages. */
+#define HEAD_BYTES 64          /* Before the taker's memory: its size. */
+#define PAGE_BYTES (2u << 20)  /* A large page. */
+#define HUGE_BYTES (16u << 20) /* From here on the system is asked for large pages. */
 
 struct kept {
     uint8_t *memory; /* From its head. */
@@ -19,7 +20,7 @@ struct kept {
 struct sy_buffers {
     pthread_mutex_t lock;
     uint32_t count;
-    uint64_t idle_bytes;
+    uint64_t idle_bytes, used_bytes, used_peak;
     struct kept kept[SY_BUFFERS_KEPT_MAX];
 };
 
@@ -47,13 +48,20 @@ void sy_buffers_free(struct sy_buffers *buffers)
     free(buffers);
 }
 
+/* What a buffer for `bytes` holds when it is made for them. */
+static size_t size_for(size_t bytes)
+{
+    size_t unit = bytes >= HUGE_BYTES ? PAGE_BYTES : HEAD_BYTES;
+    return (bytes + HEAD_BYTES + unit - 1) / unit * unit - HEAD_BYTES;
+}
+
 /* The smallest that is large enough, unless more than a quarter of it would be wasted. */
 static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
 {
     uint32_t best = UINT32_MAX;
     for (uint32_t i = 0; i < buffers->count; i++) {
         size_t size = size_of(buffers->kept[i].memory);
-        bool fits = size >= bytes && size - bytes <= size / 4;
+        bool fits = size >= bytes && (size <= size_for(bytes) || size - bytes <= size / 4);
         if (fits && (best == UINT32_MAX || size < size_of(buffers->kept[best].memory))) {
             best = i;
         }
@@ -70,17 +78,15 @@ static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
 static uint8_t *allocate(size_t bytes)
 {
     bool huge = bytes >= HUGE_BYTES;
-    size_t unit = huge ? HUGE_BYTES : HEAD_BYTES;
-    size_t total = bytes + HEAD_BYTES;
-    size_t rounded = (total + unit - 1) / unit * unit;
-    uint8_t *memory = rounded < bytes ? NULL : aligned_alloc(unit, rounded);
+    size_t size = size_for(bytes);
+    uint8_t *memory = size < bytes ? NULL : aligned_alloc(huge ? PAGE_BYTES : HEAD_BYTES, size + HEAD_BYTES);
     if (memory == NULL) {
         return NULL;
     }
     if (huge) {
-        (void)madvise(memory, rounded, MADV_HUGEPAGE); /* A hint: without large pages it is as before. */
+        (void)madvise(memory, size + HEAD_BYTES, MADV_HUGEPAGE); /* A hint: without large pages it is as before. */
     }
-    *(size_t *)(void *)memory = rounded - HEAD_BYTES;
+    *(size_t *)(void *)memory = size;
     return memory;
 }
 
@@ -88,10 +94,14 @@ void *sy_buffers_take(struct sy_buffers *buffers, size_t bytes)
 {
     pthread_mutex_lock(&buffers->lock);
     uint8_t *memory = take_kept(buffers, bytes);
-    pthread_mutex_unlock(&buffers->lock);
     if (memory == NULL) {
         memory = allocate(bytes);
     }
+    if (memory != NULL) {
+        buffers->used_bytes += size_of(memory);
+        buffers->used_peak = DL_MAX(buffers->used_peak, buffers->used_bytes);
+    }
+    pthread_mutex_unlock(&buffers->lock);
     return memory == NULL ? NULL : memory + HEAD_BYTES;
 }
 
@@ -101,10 +111,13 @@ void sy_buffers_give(struct sy_buffers *buffers, void *given)
         return;
     }
     uint8_t *memory = (uint8_t *)given - HEAD_BYTES;
+    size_t size = size_of(memory);
     pthread_mutex_lock(&buffers->lock);
-    if (buffers->count < SY_BUFFERS_KEPT_MAX) {
+    buffers->used_bytes -= size;
+    if (buffers->count < SY_BUFFERS_KEPT_MAX &&
+        buffers->used_bytes + buffers->idle_bytes + size <= buffers->used_peak) {
         buffers->kept[buffers->count++] = (struct kept){.memory = memory, .since_ns = dl_now_ns()};
-        buffers->idle_bytes += size_of(memory);
+        buffers->idle_bytes += size;
         memory = NULL;
     }
     pthread_mutex_unlock(&buffers->lock);

@@ -1,7 +1,8 @@
 /* sy_buffers: large buffers that are used again and again: pushes, frames of versions.
  *
  * Memory that is given back stays for the next taker, since fresh pages cost more than the bytes that are copied into them.
- * What nobody has taken for SY_BUFFERS_IDLE_NS goes back to the system. Any thread. */
+ * In use and kept together are never more than was once in use, and what nobody has taken for SY_BUFFERS_IDLE_NS goes back to
+ * the system. Any thread. */
 #ifndef SY_SERVER_BUFFERS_H
 #define SY_SERVER_BUFFERS_H
 
