@@ -36,21 +36,33 @@ static enum dl_rc grow(struct sim_queue *queue, struct dl_err *err)
     return DL_OK;
 }
 
-enum dl_rc sim_queue_add(struct sim_queue *queue, const struct sim_event *event, struct dl_err *err)
+static enum dl_rc insert(struct sim_queue *queue, struct sim_event added, struct dl_err *err)
 {
     enum dl_rc rc = queue->count < queue->capacity ? DL_OK : grow(queue, err);
     if (rc != DL_OK) {
-        free(event->payload);
+        free(added.payload);
         return rc;
     }
-    struct sim_event added = *event;
-    added.sequence = ++queue->sequences;
     size_t at = queue->count++;
     for (; at > 0 && is_before(&added, &queue->heap[(at - 1) / 2]); at = (at - 1) / 2) {
         queue->heap[at] = queue->heap[(at - 1) / 2];
     }
     queue->heap[at] = added;
     return DL_OK;
+}
+
+enum dl_rc sim_queue_add(struct sim_queue *queue, const struct sim_event *event, struct dl_err *err)
+{
+    struct sim_event added = *event;
+    added.sequence = ++queue->sequences;
+    return insert(queue, added, err);
+}
+
+enum dl_rc sim_queue_defer(struct sim_queue *queue, const struct sim_event *event, int64_t at_ns, struct dl_err *err)
+{
+    struct sim_event deferred = *event;
+    deferred.at_ns = at_ns;
+    return insert(queue, deferred, err);
 }
 
 bool sim_queue_take(struct sim_queue *queue, struct sim_event *event)

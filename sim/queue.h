@@ -31,6 +31,9 @@ void sim_queue_init(struct sim_queue *queue);
 void sim_queue_release(struct sim_queue *queue); /* Frees payloads that are left. */
 /* Takes over the payload. DL_ENOMEM: no memory, or SIM_EVENTS_MAX reached; the payload is freed. */
 DL_MUST_CHECK enum dl_rc sim_queue_add(struct sim_queue *queue, const struct sim_event *event, struct dl_err *err);
+/* Puts an event that was taken back for a later time: among those of that time it keeps its place. */
+DL_MUST_CHECK enum dl_rc sim_queue_defer(struct sim_queue *queue, const struct sim_event *event, int64_t at_ns,
+                                         struct dl_err *err);
 /* Takes the earliest; its payload is then the caller's. False: none is left. */
 bool sim_queue_take(struct sim_queue *queue, struct sim_event *event);
 int64_t sim_queue_next_ns(const struct sim_queue *queue); /* INT64_MAX: none. */

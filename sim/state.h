@@ -102,11 +102,12 @@ struct sim_learner {
 
 struct sim_durable {
     uint64_t version, round, content;
+    uint64_t seeder; /* Whose parameters a first state is. */
 };
 
 struct sim_syncer {
     uint64_t epoch;
-    bool alive, ended;
+    bool alive;
     struct sy_core *core;
     int64_t paused_until_ns, tick_ns;
     uint32_t fragments;
@@ -130,7 +131,7 @@ struct sim_world {
     struct dl_rng rng;
     struct sim_queue queue;
     int64_t now_ns;
-    bool healed;
+    bool healed, job_is_over;
     struct dl_err fault; /* rc != DL_OK: something does not hold. */
     struct dl_layout *layout;
     struct sim_learner learners[SIM_LEARNERS_MAX];

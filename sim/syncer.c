@@ -180,6 +180,13 @@ static void start_job(struct sim_world *world, uint32_t shard, const struct sy_a
     }
     syncer->making[local] = (struct sim_durable){
         .version = action->version, .round = seed ? 0 : action->round, .content = dl_hash64(parts, sizeof parts, 0)};
+    if (seed) {
+        const struct sim_held *held = *find_held(syncer, local, action->round, action->member);
+        if (held == NULL || !held->complete) {
+            sim_fail(world, "fragment %u: the first state is not there", action->fragment);
+        }
+        syncer->making[local].seeder = held == NULL ? 0 : held->nonce;
+    }
     syncer->merge_ns[local] = sim_ns(sim_uniform(&world->rng, 0, world->faults.merge_seconds));
     syncer->commit_ns[local] = sim_ns(sim_uniform(&world->rng, 0, world->faults.commit_seconds));
     world->counts.merges += seed ? 0 : 1;
@@ -512,6 +519,20 @@ void sim_syncer_lost(struct sim_world *world, uint32_t c)
 /* --- commits
  * ------------------------------------------------------------------------------------------------------------ */
 
+/* As soon as every fragment has a version, all of them are one learner's. */
+static void check_first_state(struct sim_world *world, uint32_t shard)
+{
+    const struct sim_syncer *syncer = &world->syncers[shard];
+    bool complete = true, mixed = false;
+    for (uint32_t i = 0; i < syncer->fragments; i++) {
+        complete = complete && syncer->durable[i].version > 0 && syncer->durable[i].round == 0;
+        mixed = mixed || syncer->durable[i].seeder != syncer->durable[0].seeder;
+    }
+    if (complete && mixed) {
+        sim_fail(world, "shard %u: the first state is of several learners", shard);
+    }
+}
+
 void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
 {
     struct sim_syncer *syncer = &world->syncers[shard];
@@ -525,6 +546,7 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
     }
     syncer->durable[local] = syncer->making[local];
     sim_ledger_content(world, fragment, syncer->durable[local].version, syncer->durable[local].content, true);
+    check_first_state(world, shard);
     const struct sy_participant *participants = NULL;
     uint32_t count = sy_core_participants(syncer->core, fragment, &participants);
     for (uint32_t k = 0; k < count; k++) {

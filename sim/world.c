@@ -346,18 +346,17 @@ static bool everyone_is_done(const struct sim_world *world)
  * that it would need to see it by itself, and learners that start now cannot join what is over. */
 static void supervise(struct sim_world *world)
 {
-    uint32_t shards = world->config.spec->syncer.shards, ended = 0;
-    for (uint32_t s = 0; s < shards; s++) {
-        struct sim_syncer *syncer = &world->syncers[s];
+    bool ended[SIM_SHARDS_MAX] = {false};
+    for (uint32_t s = 0; s < world->config.spec->syncer.shards; s++) {
         struct sy_core_view view;
-        if (syncer->alive) {
-            sy_core_view(syncer->core, world->now_ns, &view);
-            syncer->ended = syncer->ended || view.phase == SY_ENDED;
+        if (world->syncers[s].alive) {
+            sy_core_view(world->syncers[s].core, world->now_ns, &view);
+            ended[s] = view.phase == SY_ENDED;
         }
-        ended += syncer->ended ? 1 : 0;
+        world->job_is_over = world->job_is_over || ended[s];
     }
-    for (uint32_t s = 0; s < shards && ended > 0; s++) {
-        if (world->syncers[s].alive && !world->syncers[s].ended && world->now_ns >= world->syncers[s].paused_until_ns) {
+    for (uint32_t s = 0; s < world->config.spec->syncer.shards && world->job_is_over; s++) {
+        if (world->syncers[s].alive && !ended[s] && world->now_ns >= world->syncers[s].paused_until_ns) {
             sim_syncer_finish(world, s);
         }
     }
@@ -373,7 +372,9 @@ enum dl_rc sim_world_run(struct sim_world *world, int64_t until_ns, bool *over, 
         world->now_ns = DL_MAX(world->now_ns, event.at_ns);
         int64_t held_ns = held_until(world, &event);
         if (held_ns > world->now_ns) {
-            sim_at(world, held_ns, (enum sim_kind)event.kind, event.a, event.b, event.generation, event.payload);
+            if (sim_queue_defer(&world->queue, &event, held_ns, err) != DL_OK) {
+                return err->rc;
+            }
             continue;
         }
         if (!is_of_the_past(world, &event) && !(world->healed && is_fault(event.kind))) {
