@@ -51,13 +51,19 @@ struct sy_participant {
 
 enum sy_action_type {
     SY_ACT_PULL,       /* Send `pull` to `member`. */
-    SY_ACT_RESULT,     /* Send `result` to `member`; when the verdict is not accepted, its push buffer can go. */
+    /* Send `result` to `member`, if it is connected. Accepted comes when the round closes. Anything else, but for
+     * duplicate, means that the buffer of this member's push of that round and fragment can go. */
+    SY_ACT_RESULT,
     SY_ACT_MERGE,      /* Merge `round` of `fragment` with sy_core_participants, commit, then sy_core_on_committed. */
     SY_ACT_SEED_STORE, /* `member`'s seed push of `fragment` becomes version 1: commit, then sy_core_on_committed. */
-    SY_ACT_BROADCAST,  /* Send the current version of `fragment` to every member, learners and evaluators. */
+    /* Send the current version of `fragment` to every member, learners and evaluators. A first state is broadcast once all
+     * fragments of the shard are stored, never in part. */
+    SY_ACT_BROADCAST,
     SY_ACT_SEND,       /* Send the current version of `fragment` to `member` (it joined, or came back). */
     SY_ACT_STOP,       /* Send `stop` to `member`. */
-    SY_ACT_DISCONNECT, /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member is gone. */
+    /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member has left already; its slot is
+     * given to nobody else before the next event. */
+    SY_ACT_DISCONNECT,
     SY_ACT_NOTE,       /* Something for the log: `text` (key=value), level warn when `warn`. */
 };
 
@@ -96,7 +102,9 @@ void sy_core_restore_totals(struct sy_core *core, uint64_t next_round, uint64_t 
 
 /* A HELLO whose token, tensors and shape the shell has checked. On DL_OK `*member` and `*welcome` are filled (all but the
  * layout fields) and SENDs are queued for what it lacks; on DL_EDENIED `*refuse` says why. A known (uid, nonce) that is
- * still connected elsewhere takes over its old slot; a newer incarnation of the same learner id supersedes the older. */
+ * still connected elsewhere takes over its old slot: then the shell closes the connection that the returned slot had (no
+ * DISCONNECT comes), and what was on its way there is gone. A newer incarnation of the same learner id supersedes the older,
+ * which gets a DISCONNECT and is refused from then on. */
 DL_MUST_CHECK enum dl_rc sy_core_on_hello(struct sy_core *core, int64_t now_ns, const struct dl_wire_hello *hello,
                                           uint32_t *member, struct dl_wire_welcome *welcome,
                                           struct dl_wire_refuse *refuse);
@@ -112,6 +120,8 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
 /* All bytes are there. `norm` of the delta (non-finite when any element is). `intact` false: a checksum failed. */
 void sy_core_on_push_received(struct sy_core *core, int64_t now_ns, uint32_t member, uint64_t round, uint32_t fragment,
                               bool intact, double norm);
+/* A PUSH_NONE came. Or the shell cannot take a push that was just accepted (no memory): then `none->reason` is its verdict,
+ * and the shell tells the member. */
 void sy_core_on_push_none(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_push_none *none);
 
 /* A MERGE or SEED_STORE is done and durable. `merge_ns` how long the merge took, `commit_ns` the commit. */

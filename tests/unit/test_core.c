@@ -1,4 +1,5 @@
 /* sy_core: rounds, quorum, grace, verdicts. Tests that stand for a line of REQUIREMENTS carry its name. */
+#include "syncer/core/state.h"
 #include "tests/unit/core_rig.h"
 
 /* Steps all learners once; the round that opens in between, if any. */
@@ -595,7 +596,59 @@ static void test_q3_any_pair_of_durations_converges(void)
     }
 }
 
-UNIT_MAIN("core", {"round", test_round_from_pull_to_broadcast}, {"pace exact", test_pace_is_exact_over_time},
+static void test_norm_rule(void)
+{
+    static const struct {
+        double norms[5];
+        uint32_t count;
+        double limit;
+        uint32_t absurd; /* Bit i: norm i is. */
+    } table[] = {
+        {{1, 1e9}, 2, 10, 0}, /* Of two, nobody can say which is wrong. */
+        {{1, 2, 20}, 3, 10, 0},
+        {{1, 2, 20.1}, 3, 10, 4},
+        {{1, 1, 20, 20}, 4, 10, 0},
+        {{0, 0, 5}, 3, 10, 0}, /* With a median of zero there is nothing to compare with. */
+        {{500, 1, 1, 700, 1}, 5, 10, 9},
+    };
+    double scratch[5];
+    for (size_t t = 0; t < sizeof table / sizeof table[0]; t++) {
+        for (uint32_t i = 0; i < table[t].count; i++) {
+            CU_ASSERT_EQUAL(sy_norm_check(table[t].norms, table[t].count, i, table[t].limit, scratch),
+                            (table[t].absurd >> i & 1) != 0);
+        }
+    }
+    double values[] = {4, 1, 3, 2};
+    CU_ASSERT_EQUAL(sy_median(values, 4, false), 2.5);
+    CU_ASSERT_EQUAL(sy_median(values, 4, true), 2);
+    CU_ASSERT_EQUAL(sy_median(values, 0, false), 0);
+}
+
+/* Every pull and every verdict of the largest ensemble at once fits into the queue: its size is checked by an assertion. */
+static void test_largest_event_fits_the_queue(void)
+{
+    struct rig *rig = rig_spec();
+    rig->spec->sync.fragments = 16;
+    rig->spec->learners.max = 32;
+    rig->spec->sync.quorum = (struct dl_count_or_percent){.value = 32};
+    rig_start(rig);
+    rig_seed(rig, 32);
+    for (uint32_t n = 0; n < 32; n++) {
+        rig->members[n].step += 1;
+        rig->members[n].tokens += RIG_STEP_TOKENS;
+        rig_meta(rig, n);
+    }
+    sy_core_on_stop_request(rig->core, rig->now_ns, DL_STOP_REQUESTED, "all at once");
+    uint64_t before = rig->core->queue_count;
+    rig_event(rig);
+    CU_ASSERT(before >= 12 * 32);
+    CU_ASSERT(rig_count(rig, SY_ACT_PULL) >= 12 * 32);
+    CU_ASSERT(rig->core->queue_peak < rig->core->queue_capacity);
+    rig_free(rig);
+}
+
+UNIT_MAIN("core", {"norm rule", test_norm_rule}, {"queue", test_largest_event_fits_the_queue},
+          {"round", test_round_from_pull_to_broadcast}, {"pace exact", test_pace_is_exact_over_time},
           {"pace of the K-th fastest", test_pace_is_that_of_the_kth_fastest},
           {"pace after the fastest left", test_pace_goes_on_when_the_fastest_leaves},
           {"Q4 no fragment blocks another", test_q4_one_fragments_wait_blocks_no_other},
