@@ -102,7 +102,7 @@ void sim_conn_close(struct sim_world *world, uint32_t c, bool by_learner)
     sim_at(world, arrival(world, conn, clear_ns), by_learner ? SIM_SYNCER_LOST : SIM_LINK_LOST, c, 0, 0, NULL);
 }
 
-/* What is on its way never arrives: it belongs to an earlier `epoch` of the connection's ends. */
+/* What is sent from now on never arrives. One end or both notice; an end that does not has its timeout. */
 void sim_conn_cut(struct sim_world *world, uint32_t c)
 {
     struct sim_conn *conn = world->conns[c];
