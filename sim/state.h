@@ -3,6 +3,7 @@
  *     conn.c     connections: delay, order, loss
  *     learner.c  the shell of a wk_link: network side and trainer
  *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
+ *     transmit.c what a syncer sends
  *     ledger.c   what must hold across all of them */
 #ifndef DL_SIM_STATE_H
 #define DL_SIM_STATE_H
@@ -188,11 +189,15 @@ void sim_syncer_finish(struct sim_world *world, uint32_t shard); /* A stop reque
 void sim_syncer_crash(struct sim_world *world, uint32_t shard);
 void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns);
 void sim_syncer_beat(struct sim_world *world, uint32_t shard);
-void sim_syncer_pump(struct sim_world *world, uint32_t conn);
 void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local);
 void sim_syncer_committed(struct sim_world *world, uint32_t shard, uint32_t local);
 void sim_syncer_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
 void sim_syncer_lost(struct sim_world *world, uint32_t conn);
+
+/* transmit.c */
+void sim_transmit(struct sim_world *world, uint32_t conn, const struct dl_wire_message *message);
+void sim_transmit_soon(struct sim_world *world, uint32_t conn); /* Something is wanted there. */
+void sim_syncer_pump(struct sim_world *world, uint32_t conn);
 
 /* ledger.c */
 uint32_t sim_ledger_incarnation(struct sim_world *world, uint64_t nonce);

@@ -28,9 +28,9 @@ enum sy_phase {
     SY_SEEDING,              /* The first state is on its way from one learner. */
     SY_WARMUP,               /* Interval warm-up. */
     SY_TRAINING,
-    SY_WAITING_FOR_QUORUM,   /* Fewer live learners than the quorum: rounds wait, learners train on. */
-    SY_FINISHING,            /* Budget reached: every fragment is merged once more. */
-    SY_ENDED,                /* Stop was sent; see sy_core_stop_result. */
+    SY_WAITING_FOR_QUORUM, /* Fewer live learners than the quorum: rounds wait, learners train on. */
+    SY_FINISHING,          /* Budget reached: every fragment is merged once more. */
+    SY_ENDED,              /* Stop was sent; see sy_core_stop_result. */
 };
 const char *sy_phase_name(enum sy_phase phase); /* "WaitingForLearners", ... */
 
@@ -41,16 +41,16 @@ struct sy_participant {
     uint32_t member;
     uint32_t learner;
     uint64_t admission;
-    uint64_t step;         /* t_m of the snapshot */
+    uint64_t step; /* t_m of the snapshot */
     uint64_t base_version;
-    uint32_t steps;        /* c_steps */
-    uint64_t tokens;       /* c_tokens */
+    uint32_t steps;  /* c_steps */
+    uint64_t tokens; /* c_tokens */
     double weight;
-    double norm;           /* Of the delta, as the shell measured it. */
+    double norm; /* Of the delta, as the shell measured it. */
 };
 
 enum sy_action_type {
-    SY_ACT_PULL,       /* Send `pull` to `member`. */
+    SY_ACT_PULL, /* Send `pull` to `member`. */
     /* Send `result` to `member`, if it is connected. Accepted comes when the round closes. Anything else, but for
      * duplicate, means that the buffer of this member's push of that round and fragment can go. */
     SY_ACT_RESULT,
@@ -59,12 +59,12 @@ enum sy_action_type {
     /* Send the current version of `fragment` to every member, learners and evaluators. A first state is broadcast once all
      * fragments of the shard are stored, never in part. */
     SY_ACT_BROADCAST,
-    SY_ACT_SEND,       /* Send the current version of `fragment` to `member` (it joined, or came back). */
-    SY_ACT_STOP,       /* Send `stop` to `member`. */
+    SY_ACT_SEND, /* Send the current version of `fragment` to `member` (it joined, or came back). */
+    SY_ACT_STOP, /* Send `stop` to `member`. */
     /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member has left already; its slot is
      * given to nobody else before the next event. */
     SY_ACT_DISCONNECT,
-    SY_ACT_NOTE,       /* Something for the log: `text` (key=value), level warn when `warn`. */
+    SY_ACT_NOTE, /* Something for the log: `text` (key=value), level warn when `warn`. */
 };
 
 struct sy_action {
@@ -151,9 +151,9 @@ struct sy_member_view {
     char uid[DL_WIRE_UID_MAX];
     uint64_t step, tokens;
     float loss;
-    double step_seconds;      /* Running estimate of one inner step. */
+    double step_seconds; /* Running estimate of one inner step. */
     double tokens_per_second;
-    int64_t heard_ns;         /* When it was last heard. */
+    int64_t heard_ns; /* When it was last heard. */
     uint64_t pushes_merged;
     uint64_t versions_behind; /* Most over the shard's fragments. */
     uint64_t waited_ns;
@@ -175,23 +175,23 @@ struct sy_round_times { /* Running means, seconds. */
 };
 struct sy_core_view {
     enum sy_phase phase;
-    char message[DL_WIRE_TEXT_MAX]; /* For people: "0/1 learners". */
+    char message[DL_WIRE_TEXT_MAX];  /* For people: "0/1 learners". */
     enum dl_stop_result stop_result; /* In SY_ENDED. */
-    uint32_t connected;             /* Learners. */
+    uint32_t connected;              /* Learners. */
     uint32_t quorum_have, quorum_need;
-    uint64_t step;                  /* Furthest learner's t_m. */
+    uint64_t step; /* Furthest learner's t_m. */
     uint64_t rounds_merged;
-    uint64_t tokens;                /* Trained by all incarnations, as reported. */
-    uint64_t tokens_merged;         /* Carried by merged pushes, averaged over the shard's fragments. */
-    double goodput;                 /* Learner time spent computing / (learners.replicas x time since the first step). */
-    float loss;                     /* Mean over learners of their last losses, token-weighted. */
+    uint64_t tokens;        /* Trained by all incarnations, as reported. */
+    uint64_t tokens_merged; /* Carried by merged pushes, averaged over the shard's fragments. */
+    double goodput;         /* Learner time spent computing / (learners.replicas x time since the first step). */
+    float loss;             /* Mean over learners of their last losses, token-weighted. */
     bool evaluated;
     struct dl_wire_evaluation first_evaluation, last_evaluation;
     uint64_t verdicts[DL_VERDICT_COUNT];
-    uint64_t joins, leaves[5];      /* By enum sy_leave. */
+    uint64_t joins, leaves[5]; /* By enum sy_leave. */
     uint64_t refusals;
     struct sy_round_times times;
-    double grace_seconds;           /* Last computed window. */
+    double grace_seconds; /* Last computed window. */
 };
 void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_view *view);
 
