@@ -147,10 +147,12 @@ enum dl_rc wk_token_file_open(const char *path, enum dl_data_format format, uint
     }
     memcpy(opened.path, path, strlen(path) + 1);
     enum dl_rc rc = map(path, &opened.bytes, &opened.size, err);
+    assert(rc != DL_OK || opened.bytes != NULL);
     if (rc == DL_OK && wk_is_gzip(opened.bytes, opened.size)) {
         rc = unpack(&opened, unpacked_bytes_max, err);
     }
     if (rc == DL_OK) {
+        assert(opened.bytes != NULL);
         rc = interpret(&opened, format, err);
     }
     if (rc != DL_OK) {

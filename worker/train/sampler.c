@@ -1,5 +1,6 @@
 #include "worker/train/sampler.h"
 
+#include <assert.h>
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
@@ -31,22 +32,23 @@ static enum dl_rc feed(struct wk_sampler *sampler, uint32_t from, struct dl_err 
 enum dl_rc wk_sampler_new(struct wk_model *model, const struct wk_sample_options *options, uint64_t seed,
                           const uint32_t *prompt, uint32_t prompt_tokens, struct wk_sampler **out, struct dl_err *err)
 {
+    uint32_t context = wk_model_spec(model)->sequence_length;
     struct wk_sampler *sampler = calloc(1, sizeof *sampler);
-    if (sampler == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "no memory for a sampler");
+    uint32_t *window = calloc(context, sizeof *window);
+    if (sampler == NULL || window == NULL) {
+        free(sampler);
+        free(window);
+        return dl_err_set(err, DL_ENOMEM, "no memory for a sampler of %u tokens", context);
     }
-    sampler->options = *options;
-    sampler->context = wk_model_spec(model)->sequence_length;
+    /* Room for at least half a context of new text before anything is read again. */
+    uint32_t count = DL_MIN(prompt_tokens, DL_MAX(context / 2, 1u));
+    if (count > 0) {
+        memcpy(window, prompt + (prompt_tokens - count), count * sizeof *window);
+    }
+    *sampler = (struct wk_sampler){.options = *options, .window = window, .count = count, .context = context};
     dl_rng_init(&sampler->rng, seed, dl_rng_stream("sample", 0, 0));
-    sampler->window = calloc(sampler->context, sizeof *sampler->window);
-    enum dl_rc rc = sampler->window == NULL ? dl_err_set(err, DL_ENOMEM, "no memory for %u tokens", sampler->context)
-                                            : wk_generator_new(model, sampler->context, &sampler->generator, err);
+    enum dl_rc rc = wk_generator_new(model, context, &sampler->generator, err);
     if (rc == DL_OK) {
-        /* Room for at least half a context of new text before anything is read again. */
-        sampler->count = DL_MIN(prompt_tokens, DL_MAX(sampler->context / 2, 1u));
-        if (sampler->count > 0) {
-            memcpy(sampler->window, prompt + (prompt_tokens - sampler->count), sampler->count * sizeof *prompt);
-        }
         rc = feed(sampler, 0, err);
     }
     if (rc != DL_OK) {
@@ -180,6 +182,7 @@ static enum dl_rc generate(const struct wk_args *args, struct wk_model **model, 
     if (rc != DL_OK) {
         return rc;
     }
+    assert(*sampler != NULL);
     fputs(args->prompt, stdout);
     return print(*sampler, args->tokens, spec.vocab_size <= BYTES, err);
 }

@@ -113,15 +113,21 @@ void wk_session_close(struct wk_session *session)
     free(session->token);
 }
 
+static bool read_quota(const char *path, uint64_t *quota, uint64_t *period)
+{
+    DL_AUTO_FILE FILE *file = fopen(path, "re");
+    return file != NULL && fscanf(file, "%" SCNu64 " %" SCNu64, quota, period) == 2;
+}
+
 /* Whole cores of the control group's quota, version 2; UINT32_MAX: no quota. */
 static uint32_t quota_cores(void)
 {
-    DL_AUTO_FILE FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
-    uint64_t quota, period;
-    if (file == NULL || fscanf(file, "%" SCNu64 " %" SCNu64, &quota, &period) != 2 || period == 0) {
+    uint64_t quota = 0, period = 0;
+    if (!read_quota("/sys/fs/cgroup/cpu.max", &quota, &period) || period == 0) {
         return UINT32_MAX;
     }
-    return (uint32_t)DL_MIN(DL_MAX((quota + period / 2) / period, UINT64_C(1)), (uint64_t)UINT32_MAX);
+    uint64_t cores = (quota + period / 2) / period;
+    return (uint32_t)DL_MIN(DL_MAX(cores, 1u), UINT32_MAX);
 }
 
 uint32_t wk_usable_cores(void)

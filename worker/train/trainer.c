@@ -191,7 +191,7 @@ enum dl_rc wk_trainer_step(struct wk_trainer *trainer, struct wk_trainer_step *s
 {
     assert(trainer->started);
     const struct dl_training_spec *training = &trainer->spec->training;
-    struct dl_err local;
+    struct dl_err local = {.rc = DL_OK};
     err = err != NULL ? err : &local;
     enum dl_rc rc =
         wk_data_stream_batch(&trainer->stream, training->batch_sequences, trainer->tokens, trainer->targets, err);
