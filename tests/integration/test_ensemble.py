@@ -139,12 +139,19 @@ def test_leaving_and_joining(build):
         place = left_at // (2 * STEP_TOKENS)
         check(int(facts["place"]) >= place, f"the schedule goes on at {facts['place']}, the ensemble was at {place}")
         check(int(facts["cursor"]) >= 4 * place, f"the data goes on at {facts['cursor']}")
+        # An evaluator that has to leave exports what it holds.
+        e.signal("evaluator", signal.SIGTERM)
+        e.wait_exit("evaluator", 10)
+        check((e.folder / "final" / "model.safetensors").exists(), "the evaluator that left exported nothing")
+        check(not (e.folder / "final" / "evaluations.jsonl").exists(), "evaluationSeconds 0 means none before the end")
+        e.start_evaluator(e.folder / "last")
+        e.wait(lambda: e.log("evaluator").count("joined round") == 2, 20, "the second evaluator")
         # Asked to stop, the job ends in order, and the weights are exported.
         e.signal("syncer-0", signal.SIGTERM)
         for name in ("syncer-0", "learner-0", "learner-1", "evaluator"):
             e.wait_exit(name, 30)
-        check((e.folder / "final" / "model.safetensors").exists(), "no weights exported")
-        check(len(evaluations(e.folder / "final")) == 1, "the last state is evaluated")
+        check((e.folder / "last" / "model.safetensors").exists(), "no weights exported")
+        check(len(evaluations(e.folder / "last")) == 1, "the last state is evaluated")
 
 
 def test_wrong_input(build):
