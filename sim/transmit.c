@@ -6,9 +6,7 @@
 #include "common/mem.h"
 #include "sim/state.h"
 
-*-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- --* /
-
-    void sim_transmit_soon(struct sim_world *world, uint32_t c)
+void sim_transmit_soon(struct sim_world *world, uint32_t c)
 {
     struct sim_conn *conn = world->conns[c];
     if (!conn->pumping && conn->syncer_open) {
