@@ -188,8 +188,12 @@ static enum sy_phase phase_of(const struct sy_core *core)
     return core->warm_done ? SY_TRAINING : SY_WARMUP;
 }
 
-/* --- time
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- time ---------------------------------------------------------------------------------------------------------- */
+
+static uint32_t wanted_learners(const struct sy_core *core)
+{
+    return DL_MAX(core->spec->learners.replicas, 1u);
+}
 
 void sy_event(struct sy_core *core, int64_t now_ns)
 {
@@ -197,6 +201,10 @@ void sy_event(struct sy_core *core, int64_t now_ns)
         core->started = true;
         core->started_ns = core->now_ns = now_ns;
         sy_warm_look(core);
+    }
+    /* Learners beyond those wanted could have computed too: goodput stays a share. */
+    if (core->stepped && core->phase != SY_ENDED && now_ns > core->now_ns && core->connected > wanted_learners(core)) {
+        core->extra_ns += (uint64_t)(now_ns - core->now_ns) * (core->connected - wanted_learners(core));
     }
     core->now_ns = DL_MAX(core->now_ns, now_ns);
 }

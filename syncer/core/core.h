@@ -183,7 +183,7 @@ struct sy_core_view {
     uint64_t rounds_merged;
     uint64_t tokens;        /* Trained by all incarnations, as reported. */
     uint64_t tokens_merged; /* Carried by merged pushes, averaged over the shard's fragments. */
-    double goodput;         /* Learner time spent computing / (learners.replicas x time since the first step). */
+    double goodput;         /* Learner time spent computing / (larger of learners.replicas and connected, x time). */
     float loss;             /* Mean over learners of their last losses, token-weighted. */
     bool evaluated;
     struct dl_wire_evaluation first_evaluation, last_evaluation;

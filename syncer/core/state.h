@@ -159,6 +159,7 @@ struct sy_core {
     uint64_t tokens_merged;        /* Over all fragments. */
     uint64_t rounds_merged;
     uint64_t busy_ns;
+    uint64_t extra_ns; /* Time of connected learners beyond learners.replicas. */
     bool stepped;
     int64_t first_step_ns, ended_ns;
     float loss;
