@@ -17,20 +17,20 @@
 /* Negative: failed. Zero: done. Positive: not now, ask again. */
 enum dl_rc {
     DL_OK = 0,
-    DL_AGAIN = 1,       /* Not an error: nothing to do yet, or would block. */
-    DL_EINVAL = -1,     /* The input is wrong and will stay wrong: report, do not retry. */
-    DL_ENOMEM = -2,     /* No memory, or a configured limit was reached. */
-    DL_EIO = -3,        /* The disk or a pipe failed (errno in the text). */
-    DL_ENET = -4,       /* The network failed: back off, connect again. */
-    DL_ETIMEOUT = -5,   /* A bound was reached: back off, try again. */
-    DL_ENOTFOUND = -6,  /* The named thing is not there. */
-    DL_EEXISTS = -7,    /* It is there already. */
-    DL_ECONFLICT = -8,  /* Someone else changed it: read again. */
-    DL_EGONE = -9,      /* The point to resume from is gone: list again, join again. */
-    DL_EDENIED = -10,   /* Not allowed (token, certificate, permission). */
-    DL_EPROTO = -11,    /* The peer broke the protocol: close. */
-    DL_ECORRUPT = -12,  /* A checksum does not match: use the previous good copy. */
-    DL_EFULL = -13,     /* No space left; can go on once there is. */
+    DL_AGAIN = 1,          /* Not an error: nothing to do yet, or would block. */
+    DL_EINVAL = -1,        /* The input is wrong and will stay wrong: report, do not retry. */
+    DL_ENOMEM = -2,        /* No memory, or a configured limit was reached. */
+    DL_EIO = -3,           /* The disk or a pipe failed (errno in the text). */
+    DL_ENET = -4,          /* The network failed: back off, connect again. */
+    DL_ETIMEOUT = -5,      /* A bound was reached: back off, try again. */
+    DL_ENOTFOUND = -6,     /* The named thing is not there. */
+    DL_EEXISTS = -7,       /* It is there already. */
+    DL_ECONFLICT = -8,     /* Someone else changed it: read again. */
+    DL_EGONE = -9,         /* The point to resume from is gone: list again, join again. */
+    DL_EDENIED = -10,      /* Not allowed (token, certificate, permission). */
+    DL_EPROTO = -11,       /* The peer broke the protocol: close. */
+    DL_ECORRUPT = -12,     /* A checksum does not match: use the previous good copy. */
+    DL_EFULL = -13,        /* No space left; can go on once there is. */
     DL_EUNSUPPORTED = -14, /* Valid, but not offered by this build or peer. */
 };
 

@@ -35,11 +35,11 @@ static inline void dl_cleanup_file(FILE **file)
 #define DL_AUTO_FILE __attribute__((cleanup(dl_cleanup_file)))
 
 /* Hands the pointer over: the variable becomes NULL, so that its cleanup does nothing. */
-#define dl_take(pointer)                 \
-    ({                                   \
-        __typeof__(pointer) taken_ = (pointer); \
-        (pointer) = NULL;                \
-        taken_;                          \
+#define dl_take(pointer)                                                                                               \
+    ({                                                                                                                 \
+        __typeof__(pointer) taken_ = (pointer);                                                                        \
+        (pointer) = NULL;                                                                                              \
+        taken_;                                                                                                        \
     })
 
 #define DL_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))

@@ -10,9 +10,9 @@
 struct dl_rng {
     uint64_t key;
     uint64_t stream;
-    uint64_t counter;   /* Blocks of four drawn so far. */
+    uint64_t counter; /* Blocks of four drawn so far. */
     uint32_t block[4];
-    uint32_t left;      /* Unused words in `block`. */
+    uint32_t left; /* Unused words in `block`. */
 };
 
 void dl_rng_init(struct dl_rng *rng, uint64_t key, uint64_t stream);

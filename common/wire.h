@@ -41,59 +41,59 @@
 #define DL_WIRE_VERSION 1
 #define DL_WIRE_HEADER_BYTES 24
 #define DL_WIRE_CHUNK_PREFIX_BYTES 16
-#define DL_WIRE_CHUNK_DATA_MAX (1u << 20)           /* Data bytes in one CHUNK. */
-#define DL_WIRE_CONTROL_PAYLOAD_MAX (64u * 1024)    /* Payload of every message but CHUNK and HELLO. */
+#define DL_WIRE_CHUNK_DATA_MAX (1u << 20)            /* Data bytes in one CHUNK. */
+#define DL_WIRE_CONTROL_PAYLOAD_MAX (64u * 1024)     /* Payload of every message but CHUNK and HELLO. */
 #define DL_WIRE_HELLO_PAYLOAD_MAX (4u * 1024 * 1024) /* Holds the tensor table. */
 #define DL_WIRE_UID_MAX 64
 #define DL_WIRE_TEXT_MAX 256
 
 enum dl_wire_type { /* Wire values: never renumber. */
-    DL_WIRE_HELLO = 1,
-    DL_WIRE_WELCOME = 2,
-    DL_WIRE_REFUSE = 3,
-    DL_WIRE_META = 4,
-    DL_WIRE_PULL = 5,
-    DL_WIRE_PUSH = 6,
-    DL_WIRE_PUSH_NONE = 7,
-    DL_WIRE_CHUNK = 8,
-    DL_WIRE_RESULT = 9,
-    DL_WIRE_UPDATE = 10,
-    DL_WIRE_EVALUATION = 11,
-    DL_WIRE_HEARTBEAT = 12,
-    DL_WIRE_GOODBYE = 13,
-    DL_WIRE_STOP = 14,
+                    DL_WIRE_HELLO = 1,
+                    DL_WIRE_WELCOME = 2,
+                    DL_WIRE_REFUSE = 3,
+                    DL_WIRE_META = 4,
+                    DL_WIRE_PULL = 5,
+                    DL_WIRE_PUSH = 6,
+                    DL_WIRE_PUSH_NONE = 7,
+                    DL_WIRE_CHUNK = 8,
+                    DL_WIRE_RESULT = 9,
+                    DL_WIRE_UPDATE = 10,
+                    DL_WIRE_EVALUATION = 11,
+                    DL_WIRE_HEARTBEAT = 12,
+                    DL_WIRE_GOODBYE = 13,
+                    DL_WIRE_STOP = 14,
 };
 
 enum dl_role { DL_ROLE_LEARNER = 0, DL_ROLE_EVALUATOR = 1 }; /* Evaluators observe: never pulled, never in a quorum. */
 
 /* What became of a push, or why one was not made: the machine-readable reasons of logs and metrics. */
 enum dl_verdict {
-    DL_VERDICT_ACCEPTED = 0,    /* In the round; will be merged. */
-    DL_VERDICT_LATE = 1,        /* The round was already merging or merged. */
-    DL_VERDICT_DUPLICATE = 2,   /* This incarnation already pushed in this round, or this base was merged before. */
-    DL_VERDICT_STALE_BASE = 3,  /* Base version too old, or from the future. */
-    DL_VERDICT_NOT_FINITE = 4,  /* NaN or Inf. */
-    DL_VERDICT_NORM = 5,        /* Delta norm absurd against the others'. */
+    DL_VERDICT_ACCEPTED = 0,   /* In the round; will be merged. */
+    DL_VERDICT_LATE = 1,       /* The round was already merging or merged. */
+    DL_VERDICT_DUPLICATE = 2,  /* This incarnation already pushed in this round, or this base was merged before. */
+    DL_VERDICT_STALE_BASE = 3, /* Base version too old, or from the future. */
+    DL_VERDICT_NOT_FINITE = 4, /* NaN or Inf. */
+    DL_VERDICT_NORM = 5,       /* Delta norm absurd against the others'. */
     DL_VERDICT_CHECKSUM = 6,
-    DL_VERDICT_MALFORMED = 7,   /* Size, codec, fragment or counters make no sense. */
+    DL_VERDICT_MALFORMED = 7, /* Size, codec, fragment or counters make no sense. */
     DL_VERDICT_UNKNOWN_ROUND = 8,
     DL_VERDICT_LAYOUT_MISMATCH = 9,
     DL_VERDICT_BELOW_QUORUM = 10, /* The round ended without its quorum (at shutdown). */
-    DL_VERDICT_ABORTED = 11,    /* The connection was lost in the middle of the transfer. */
-    DL_VERDICT_NOTHING = 12,    /* No steps since the last update of this fragment. */
+    DL_VERDICT_ABORTED = 11,      /* The connection was lost in the middle of the transfer. */
+    DL_VERDICT_NOTHING = 12,      /* No steps since the last update of this fragment. */
     DL_VERDICT_COUNT
 };
 const char *dl_verdict_name(enum dl_verdict verdict); /* "accepted", "late", "stale_base", ... */
 
 enum dl_refusal { /* Why a HELLO was refused. */
-    DL_REFUSE_VERSION = 1,
-    DL_REFUSE_JOB = 2,
-    DL_REFUSE_LAYOUT = 3,
-    DL_REFUSE_FULL = 4,      /* learners.max is reached. */
-    DL_REFUSE_SHARD = 5,     /* This is another shard than the learner thinks. */
-    DL_REFUSE_SUPERSEDED = 6, /* A newer incarnation of this learner id has joined. */
-    DL_REFUSE_FINISHED = 7,  /* The job is over: exit. */
-    DL_REFUSE_MALFORMED = 8,
+                  DL_REFUSE_VERSION = 1,
+                  DL_REFUSE_JOB = 2,
+                  DL_REFUSE_LAYOUT = 3,
+                  DL_REFUSE_FULL = 4,       /* learners.max is reached. */
+                  DL_REFUSE_SHARD = 5,      /* This is another shard than the learner thinks. */
+                  DL_REFUSE_SUPERSEDED = 6, /* A newer incarnation of this learner id has joined. */
+                  DL_REFUSE_FINISHED = 7,   /* The job is over: exit. */
+                  DL_REFUSE_MALFORMED = 8,
 };
 /* Whether trying again later can help (FULL), or not (the others). */
 bool dl_refusal_is_temporary(enum dl_refusal code);
@@ -105,48 +105,49 @@ enum dl_stop_result { DL_STOP_SUCCEEDED = 0, DL_STOP_REQUESTED = 1, DL_STOP_TIME
 #define DL_PULL_FINAL 4u  /* The last round of this fragment. */
 #define DL_UNBOUNDED UINT32_MAX
 
-struct dl_wire_fragment { /* One fragment as seen by a learner, or as held by the syncer. */
-    uint32_t fragment;    /* Index in the job's layout. */
-    uint64_t version;     /* Applied (learner) or current (syncer); 0: none yet. */
+struct dl_wire_fragment {  /* One fragment as seen by a learner, or as held by the syncer. */
+    uint32_t fragment;     /* Index in the job's layout. */
+    uint64_t version;      /* Applied (learner) or current (syncer); 0: none yet. */
     uint64_t applied_step; /* t_m at which it was applied. */
-    uint32_t steps;       /* c_steps */
-    uint64_t tokens;      /* c_tokens */
+    uint32_t steps;        /* c_steps */
+    uint64_t tokens;       /* c_tokens */
 };
 
 struct dl_wire_hello {
-    uint8_t role;             /* enum dl_role */
-    int32_t learner;          /* The wanted learner id; -1: any free one. */
-    uint64_t nonce;           /* Random, drawn once a process: with uid and admission number, the identity. */
+    uint8_t role;              /* enum dl_role */
+    int32_t learner;           /* The wanted learner id; -1: any free one. */
+    uint64_t nonce;            /* Random, drawn once a process: with uid and admission number, the identity. */
     char uid[DL_WIRE_UID_MAX]; /* Pod UID, or host:pid. */
     char job[DL_SPEC_NAME_MAX];
-    uint32_t shard;           /* Which shard the learner believes this is. */
-    uint64_t step;            /* t_m so far */
-    uint64_t tokens;          /* Trained by this incarnation so far. */
-    uint32_t fragment_count;  /* Versions held; empty at first. */
+    uint32_t shard;          /* Which shard the learner believes this is. */
+    uint64_t step;           /* t_m so far */
+    uint64_t tokens;         /* Trained by this incarnation so far. */
+    uint32_t fragment_count; /* Versions held; empty at first. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
-    const uint8_t *tensors;   /* dl_tensors_encode; borrowed: on decoding points into the message. */
+    const uint8_t *tensors; /* dl_tensors_encode; borrowed: on decoding points into the message. */
     uint32_t tensors_bytes;
 };
 
 struct dl_wire_welcome {
-    uint32_t learner;         /* The id given. */
-    uint64_t admission;       /* Grows with every admission on this shard. */
-    uint64_t epoch;           /* Incarnation of the syncer: changes when it restarts. */
+    uint32_t learner;   /* The id given. */
+    uint64_t admission; /* Grows with every admission on this shard. */
+    uint64_t epoch;     /* Incarnation of the syncer: changes when it restarts. */
     uint32_t shard, shards;
-    uint32_t fragments_total; /* P of the job; with `layout`, the learner builds the layout and compares `layout_hash`. */
-    uint8_t layout;           /* enum dl_layout_kind */
+    uint32_t
+        fragments_total; /* P of the job; with `layout`, the learner builds the layout and compares `layout_hash`. */
+    uint8_t layout;      /* enum dl_layout_kind */
     uint64_t layout_hash;
     uint8_t compression, broadcast_compression; /* enum dl_codec */
-    uint8_t apply;            /* enum dl_apply_mode */
+    uint8_t apply;                              /* enum dl_apply_mode */
     float apply_alpha;
     uint32_t heartbeat_ms, timeout_ms;
-    uint64_t step;            /* The ensemble's step: the furthest learner's. */
-    uint64_t tokens;          /* Trained by all so far, and the budget (0: none): for schedules. */
+    uint64_t step;   /* The ensemble's step: the furthest learner's. */
+    uint64_t tokens; /* Trained by all so far, and the budget (0: none): for schedules. */
     uint64_t token_budget;
-    uint32_t learners;        /* learners.replicas */
+    uint32_t learners; /* learners.replicas */
     /* How far the learner may run before this shard's first pull, as in PULL. */
     uint32_t pull_within_steps, update_within_steps, wait_ms;
-    uint32_t fragment_count;  /* This shard's fragments with their current versions. */
+    uint32_t fragment_count; /* This shard's fragments with their current versions. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
 };
 
@@ -157,10 +158,10 @@ struct dl_wire_refuse {
 
 struct dl_wire_meta { /* State at a step boundary. */
     uint64_t step;
-    uint64_t tokens;   /* By this incarnation. */
-    float loss;        /* Of the last step; NaN: unknown. */
-    uint64_t step_ns;  /* Duration of the last step's compute. */
-    uint64_t busy_ns;  /* Compute time of this incarnation so far. */
+    uint64_t tokens;    /* By this incarnation. */
+    float loss;         /* Of the last step; NaN: unknown. */
+    uint64_t step_ns;   /* Duration of the last step's compute. */
+    uint64_t busy_ns;   /* Compute time of this incarnation so far. */
     uint64_t waited_ns; /* Time that steps were held up by synchronisation so far. */
     uint32_t fragment_count;
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX]; /* This shard's. */
@@ -169,8 +170,8 @@ struct dl_wire_meta { /* State at a step boundary. */
 struct dl_wire_pull {
     uint64_t round;
     uint32_t fragment;
-    uint64_t version;  /* Current version: what the push is expected to be based on. */
-    uint32_t flags;    /* DL_PULL_* */
+    uint64_t version; /* Current version: what the push is expected to be based on. */
+    uint32_t flags;   /* DL_PULL_* */
     /* Steps that the learner may take from the push that answers this pull until it must have seen the shard's next pull (of
      * whichever fragment), and until it must have applied this round's update, before it waits at a boundary; DL_UNBOUNDED:
      * never waits (decoupled). A wait ends after wait_ms in any case. A PUSH_NONE asks for no wait. */
@@ -182,11 +183,11 @@ struct dl_wire_push {
     uint64_t round;
     uint32_t fragment;
     uint64_t base_version;
-    uint64_t step;     /* t_m of the snapshot */
-    uint32_t steps;    /* c_steps */
-    uint64_t tokens;   /* c_tokens */
-    uint8_t codec;     /* enum dl_codec */
-    uint64_t bytes;    /* Encoded size, all chunks together. */
+    uint64_t step;   /* t_m of the snapshot */
+    uint32_t steps;  /* c_steps */
+    uint64_t tokens; /* c_tokens */
+    uint8_t codec;   /* enum dl_codec */
+    uint64_t bytes;  /* Encoded size, all chunks together. */
 };
 
 struct dl_wire_push_none {
@@ -205,17 +206,17 @@ struct dl_wire_update {
     uint64_t transfer;
     uint32_t fragment;
     uint64_t version;
-    uint64_t round;    /* That made it; 0: the first state. */
-    uint8_t codec;     /* none or bf16 */
-    uint64_t bytes;    /* Encoded size of the whole fragment. */
+    uint64_t round;        /* That made it; 0: the first state. */
+    uint8_t codec;         /* none or bf16 */
+    uint64_t bytes;        /* Encoded size of the whole fragment. */
     uint64_t content_hash; /* dl_hash64 of the encoded bytes, seed 0. */
     uint32_t participants; /* Learners merged. */
 };
 
 struct dl_wire_evaluation {
-    uint64_t round;    /* Highest round among the versions evaluated. */
-    uint64_t tokens;   /* Trained by all, as last heard. */
-    double loss;       /* Validation loss of the global model, nats a token. */
+    uint64_t round;  /* Highest round among the versions evaluated. */
+    uint64_t tokens; /* Trained by all, as last heard. */
+    double loss;     /* Validation loss of the global model, nats a token. */
     uint32_t sequences;
     uint64_t parameter_hash; /* XOR over fragments of dl_hash64(fragment values, fragment index). */
 };

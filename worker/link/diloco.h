@@ -51,33 +51,33 @@ enum diloco_tensor_role { DILOCO_WEIGHT = 0, DILOCO_EMBEDDING = 1 };
 enum diloco_role { DILOCO_LEARNER = 0, DILOCO_EVALUATOR = 1 }; /* An evaluator only receives. */
 
 struct diloco_options {
-    uint32_t struct_size;      /* sizeof(struct diloco_options): lets the struct grow without breaking callers. */
-    const char *job;           /* Job name. */
-    const char *endpoints;     /* ws://host:port or wss://host:port of shard 0, 1, ..., separated by commas. */
-    const char *token;         /* Bearer token; NULL: none. */
-    const char *ca_file;       /* For wss: PEM file of authorities; NULL: the system's. */
+    uint32_t struct_size;  /* sizeof(struct diloco_options): lets the struct grow without breaking callers. */
+    const char *job;       /* Job name. */
+    const char *endpoints; /* ws://host:port or wss://host:port of shard 0, 1, ..., separated by commas. */
+    const char *token;     /* Bearer token; NULL: none. */
+    const char *ca_file;   /* For wss: PEM file of authorities; NULL: the system's. */
     const char *cert_file, *key_file; /* Client certificate; NULL: none. */
-    int32_t learner;           /* Wanted learner id; -1: any free one. */
-    const char *uid;           /* Pod UID; NULL: host and process id. */
+    int32_t learner;                  /* Wanted learner id; -1: any free one. */
+    const char *uid;                  /* Pod UID; NULL: host and process id. */
     enum diloco_role role;
-    double join_timeout_seconds; /* 0: 1800. */
+    double join_timeout_seconds;                             /* 0: 1800. */
     void (*log)(void *context, int level, const char *line); /* level 0 debug .. 3 error; from the library's threads. */
     void *log_context;
 };
 
-struct diloco_info { /* After a step or a join. */
-    uint32_t learner;          /* This learner's id. */
-    uint64_t step;             /* t_m: inner steps of this incarnation. */
-    uint64_t ensemble_step;    /* The furthest learner's, as last heard. */
-    uint64_t tokens_all;       /* Trained by all, as last heard. */
+struct diloco_info {        /* After a step or a join. */
+    uint32_t learner;       /* This learner's id. */
+    uint64_t step;          /* t_m: inner steps of this incarnation. */
+    uint64_t ensemble_step; /* The furthest learner's, as last heard. */
+    uint64_t tokens_all;    /* Trained by all, as last heard. */
     uint64_t token_budget;
-    uint32_t learners;         /* Wanted number of learners. */
+    uint32_t learners; /* Wanted number of learners. */
     uint32_t connected_shards, shards;
-    uint32_t updates_applied;  /* In this call. */
+    uint32_t updates_applied; /* In this call. */
     uint64_t updates_total, pushes_total;
-    uint64_t last_round;       /* Highest round among applied updates. */
+    uint64_t last_round; /* Highest round among applied updates. */
     uint64_t bytes_sent, bytes_received;
-    double waited_seconds;     /* In this call: only synchronous forms and interval warm-up ever wait. */
+    double waited_seconds; /* In this call: only synchronous forms and interval warm-up ever wait. */
 };
 
 DILOCO_API int diloco_open(const struct diloco_options *options, struct diloco **out, struct diloco_error *error);
