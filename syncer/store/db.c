@@ -42,7 +42,8 @@ static enum dl_rc db_fail(struct sy_store *store, const char *what, struct dl_er
     } else if ((code & 0xff) == SQLITE_NOMEM) {
         rc = DL_ENOMEM;
     }
-    return dl_err_set(err, rc, "%s in %s/tape.db: %s", what, store->dir, sqlite3_errmsg(store->db));
+    const char *hint = (code & 0xff) == SQLITE_BUSY ? " (another syncer uses this folder, and stands still)" : "";
+    return dl_err_set(err, rc, "%s in %s/tape.db: %s%s", what, store->dir, sqlite3_errmsg(store->db), hint);
 }
 
 static enum dl_rc exec(struct sy_store *store, const char *sql, const char *what, struct dl_err *err)

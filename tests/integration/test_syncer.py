@@ -456,7 +456,7 @@ def test_bound_of_push_memory(build):
         three = learner(e, delta=lambda fragment: None)
         all_three = [one, two, three]
         drive(all_three, lambda: all(x.has_all() for x in all_three), 20, "state of all")
-        drive(all_three, lambda: all(len(x.pulls) >= 1 for x in all_three), 20, "pulls of all")
+        drive(all_three, lambda: sum(len(x.pulls) for x in all_three) >= 4, 20, "pulls of two fragments")
         # Room for three pushes and no more (the first state does not count): announce more than that.
         sent = 0
         for x in all_three:
@@ -783,6 +783,10 @@ def test_paused_process_is_fenced(build):
         old = e.start_syncer()
         one = seeded(e)
         drive([one], lambda: e.status()["round"] >= 3, 20, "rounds")
+        def settled():  # Nothing is being merged or committed, so that it sleeps with no lock in its hands.
+            one.handle(0.05)
+            return not any(f["open"] for f in e.status()["fragments"]) and e.metrics()["diloco_push_memory_bytes"] == 0
+        e.wait(settled, 10, "a moment between two rounds", every=0.3)
         os.kill(old.pid, signal.SIGSTOP)
         old_address = e.addresses[0]
         e.processes["old"] = e.processes.pop("syncer-0")
