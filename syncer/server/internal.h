@@ -30,8 +30,8 @@
 #define SY_CONTROL_QUEUE_BYTES_MAX (1u << 20)
 #define SY_CONNECTIONS_SPARE 64 /* WebSocket connections beyond learners and evaluators, before their HELLO. */
 #define SY_STATUS_CACHE_NS (250 * INT64_C(1000000))
-#define SY_SUMMARY_SECONDS 10 /* Between two summary lines at level info. */
-#define SY_CLOSE_SECONDS 5    /* For a refusal to get out before the connection is cut. */
+#define SY_SUMMARY_SECONDS 5 /* Between two summary lines at level info. */
+#define SY_CLOSE_SECONDS 5   /* For a refusal to get out before the connection is cut. */
 
 struct sy_server;
 
@@ -203,6 +203,8 @@ struct sy_server {
     int64_t heartbeat_due_ns, summary_due_ns, conns_due_ns;
     uint64_t summary_rounds;
     struct sy_counters counters;
+    uint64_t last_round; /* The last one that was closed. */
+    uint32_t last_fragment, last_have;
     double agreement; /* Of the last merge: sy_merge_stats. */
     struct {          /* Per round, but for `push`: from a push's announcement to its last byte. */
         struct dl_histogram collect, merge, commit, encode, total, push;

@@ -183,8 +183,13 @@ static void merge(struct sy_server *server, const struct sy_action *action)
         who->weight = from->weight;
         who->norm = from->norm;
     }
-    dl_debug("merging round=%" PRIu64 " fragment=%u version=%" PRIu64 " participants=%u", action->round,
-             action->fragment, action->version, count);
+    struct sy_fragment_view view = {0};
+    (void)sy_core_fragment(server->core, action->fragment, &view);
+    dl_debug("merging round=%" PRIu64 " fragment=%u version=%" PRIu64 " have=%u need=%u asked=%u", action->round,
+             action->fragment, action->version, count, view.need, view.asked);
+    server->last_round = action->round;
+    server->last_fragment = action->fragment;
+    server->last_have = count;
     submit(server, job);
 }
 

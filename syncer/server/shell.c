@@ -156,15 +156,11 @@ static void log_summary(struct sy_server *server, const struct sy_core_view *vie
         return;
     }
     server->summary_rounds = view->rounds_merged;
-    uint32_t have = 0;
-    for (uint32_t i = 0; i < server->fragment_count; i++) {
-        struct sy_fragment_view fragment;
-        have += sy_core_fragment(server->core, server->fragments[i].fragment, &fragment) && fragment.round_open ? 1 : 0;
-    }
-    dl_info("training phase=%s round=%" PRIu64 " step=%" PRIu64 " tokens=%" PRIu64
-            " loss=%.4f learners=%u have=%u need=%u open=%u goodput=%.3f",
-            sy_phase_name(view->phase), view->rounds_merged, view->step, view->tokens, (double)view->loss,
-            view->connected, view->quorum_have, view->quorum_need, have, view->goodput);
+    dl_info("training phase=%s rounds=%" PRIu64 " round=%" PRIu64
+            " fragment=%u have=%u need=%u learners=%u step=%" PRIu64 " tokens=%" PRIu64 " loss=%.4f goodput=%.3f",
+            sy_phase_name(view->phase), view->rounds_merged, server->last_round, server->last_fragment,
+            server->last_have, view->quorum_need, view->connected, view->step, view->tokens, (double)view->loss,
+            view->goodput);
 }
 
 /* After STOP everybody may take what is still on its way and close; the last ones are cut off. */

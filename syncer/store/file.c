@@ -196,7 +196,8 @@ static enum dl_rc check_header(const uint8_t *header, uint32_t fragment, uint64_
                           path, get_u32(header + 12), get_u64(header + 16));
     }
     if (get_u64(header + 40) != parameters_bytes || get_u64(header + 48) != state_bytes) {
-        return dl_err_set(err, DL_ECORRUPT,
+        /* The header is whole: it is the job that has changed. */
+        return dl_err_set(err, DL_EINVAL,
                           "%s holds %" PRIu64 "+%" PRIu64 " bytes, the job asks for %" PRIu64 "+%" PRIu64
                           " (was sync.outerOptimizer changed?)",
                           path, get_u64(header + 40), get_u64(header + 48), parameters_bytes, state_bytes);

@@ -51,7 +51,8 @@ void sy_store_file_name(char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t
 DL_MUST_CHECK enum dl_rc sy_store_file_write(struct sy_store *store, const char *name,
                                              const struct sy_store_commit *commit, uint64_t parameters_hash,
                                              struct dl_err *err);
-/* DL_ECORRUPT: any checksum, size or field is wrong, or the file is missing or short; the text names it. */
+/* DL_ECORRUPT: any checksum or field is wrong, or the file is missing or short; the text names it. DL_EINVAL: it is good,
+ * but of other sizes than the job asks for. */
 DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t fragment,
                                             uint64_t version, void *parameters, uint64_t parameters_bytes, void *state,
                                             uint64_t state_bytes, struct dl_err *err);

@@ -129,7 +129,8 @@ DL_MUST_CHECK enum dl_rc sy_store_newest(struct sy_store *store, uint32_t fragme
 /* Reads a fragment's newest good version into the caller's arrays, whose sizes must be what was committed. When the
  * newest file is damaged, its name and fault go to `damage` (DL_ERR_TEXT_MAX bytes, else empty), the version before it
  * is read, and it is committed again under the newest version + 1, so that one version number never has two contents;
- * `*out` says which. DL_ENOTFOUND: never committed. DL_ECORRUPT: no kept file is good; the text names the files. */
+ * `*out` says which. DL_ENOTFOUND: never committed. DL_ECORRUPT: no kept file is good; the text names the files. DL_EINVAL: other
+ * sizes were committed: the job's optimiser was changed. */
 DL_MUST_CHECK enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment, void *parameters,
                                        uint64_t parameters_bytes, void *state, uint64_t state_bytes,
                                        struct sy_store_version *out, char *damage, struct dl_err *err);

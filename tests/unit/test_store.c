@@ -573,12 +573,16 @@ static void test_nothing_good_is_refused(void)
     struct sy_store *store = reopen(NULL);
     CU_ASSERT_EQUAL_FATAL(commit(store, 0, 1, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, &err), DL_OK);
-    damage_newest(0, 2, 1, 400);
-    damage_newest(0, 1, 1, -1);
     static float got[ELEMENTS];
     static uint8_t got_state[STATE_BYTES];
     char damage[DL_ERR_TEXT_MAX];
     struct sy_store_version found;
+    /* A job that asks for other sizes is no damage, and nothing is committed for it. */
+    CU_ASSERT_EQUAL(sy_store_load(store, 0, got, sizeof got, got_state, 64, &found, damage, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "outerOptimizer"));
+    check_holds(store, 0, 2);
+    damage_newest(0, 2, 1, 400);
+    damage_newest(0, 1, 1, -1);
     CU_ASSERT_EQUAL(sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err),
                     DL_ECORRUPT);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "no good copy of fragment 0"));
