@@ -16,7 +16,8 @@
 
 #define RETRY_NS_MIN (250 * DL_NS_PER_MS)
 #define RETRY_NS_MAX (15 * DL_NS_PER_SECOND)
-#define STATE_TRAILER_BYTES 64 /* Holds the optimiser's step count; keeps what follows aligned. */
+#define BATCH_BYTES_MAX (16u << 20) /* Of parameters in one commit of several fragments. */
+#define STATE_TRAILER_BYTES 64      /* Holds the optimiser's step count; keeps what follows aligned. */
 
 struct part { /* One fragment. */
     float *theta;
@@ -51,12 +52,15 @@ struct sy_jobs {
 struct sy_job *sy_job_new(uint32_t inputs)
 {
     struct sy_job *job = calloc(1, sizeof *job);
-    struct sy_job_input *array = calloc(inputs == 0 ? 1 : inputs, sizeof *array);
-    if (job == NULL || array == NULL) {
+    struct sy_job_input *array = calloc(inputs + 1, sizeof *array);
+    struct sy_store_participant *participants = calloc(inputs + 1, sizeof *participants);
+    if (job == NULL || array == NULL || participants == NULL) {
         free(job);
         free(array);
+        free(participants);
         return NULL;
     }
+    job->participants = participants;
     job->inputs = array;
     job->input_count = inputs;
     return job;
@@ -67,6 +71,7 @@ void sy_job_free(struct sy_job *job)
     if (job != NULL) {
         sy_blob_drop(job->blob);
         free(job->inputs);
+        free(job->participants);
         free(job);
     }
 }
@@ -190,23 +195,22 @@ static uint64_t made_by(const struct sy_job *job)
     return job->seed ? 0 : job->round;
 }
 
-static enum dl_rc commit(struct sy_jobs *jobs, const struct sy_job *job, const struct part *part,
-                         const struct sy_store_participant *participants, struct dl_err *err)
+static struct sy_store_commit describe(const struct sy_jobs *jobs, const struct sy_job *job)
 {
-    if (jobs->options.store == NULL) {
-        return DL_OK;
+    const struct part *part = &jobs->parts[job->local];
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        job->participants[i] = job->inputs[i].who;
     }
-    const struct sy_store_commit what = {.fragment = job->fragment,
-                                         .version = job->version,
-                                         .round = made_by(job),
-                                         .parameters = part->theta,
-                                         .parameters_bytes = part->padded * sizeof(float),
-                                         .state = part->state,
-                                         .state_bytes = part->state_bytes,
-                                         .participants = participants,
-                                         .participant_count = job->input_count,
-                                         .totals = job->totals};
-    return sy_store_commit(jobs->options.store, &what, err);
+    return (struct sy_store_commit){.fragment = job->fragment,
+                                    .version = job->version,
+                                    .round = made_by(job),
+                                    .parameters = part->theta,
+                                    .parameters_bytes = part->padded * sizeof(float),
+                                    .state = part->state,
+                                    .state_bytes = part->state_bytes,
+                                    .participants = job->participants,
+                                    .participant_count = job->input_count,
+                                    .totals = job->totals};
 }
 
 /* True when the thread is to end. */
@@ -241,26 +245,27 @@ static void report_delay(struct sy_jobs *jobs, const struct sy_job *job, const s
     }
 }
 
-/* Until it is durable, or cannot become so. */
-static enum dl_rc commit_at_last(struct sy_jobs *jobs, const struct sy_job *job, const struct part *part,
-                                 struct dl_err *err)
+/* Until all are durable, or cannot become so. */
+static enum dl_rc commit_at_last(struct sy_jobs *jobs, struct sy_job *batch, struct dl_err *err)
 {
-    struct sy_store_participant *participants = calloc(job->input_count + 1, sizeof *participants);
-    if (participants == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "committing fragment %u: no memory", job->fragment);
+    if (jobs->options.store == NULL) {
+        return DL_OK;
     }
-    for (uint32_t i = 0; i < job->input_count; i++) {
-        participants[i] = job->inputs[i].who;
+    struct sy_store_commit commits[SY_STORE_COMMITS_MAX];
+    uint32_t count = 0;
+    for (const struct sy_job *job = batch; job != NULL; job = job->next) {
+        commits[count++] = describe(jobs, job);
     }
-    enum dl_rc rc = commit(jobs, job, part, participants, err);
+    enum dl_rc rc = sy_store_commit(jobs->options.store, commits, count, err);
     for (int64_t wait = RETRY_NS_MIN; rc == DL_EFULL || rc == DL_EIO; wait = DL_MIN(2 * wait, RETRY_NS_MAX)) {
-        report_delay(jobs, job, err);
+        for (const struct sy_job *job = batch; job != NULL; job = job->next) {
+            report_delay(jobs, job, err);
+        }
         if (wait_for_retry(jobs, wait)) {
             break;
         }
-        rc = commit(jobs, job, part, participants, err);
+        rc = sy_store_commit(jobs->options.store, commits, count, err);
     }
-    free(participants);
     return rc;
 }
 
@@ -271,7 +276,7 @@ static enum dl_rc encode(struct sy_jobs *jobs, uint32_t fragment, uint64_t versi
                        part->theta, part->padded, jobs->options.buffers, out, err);
 }
 
-static void do_job(struct sy_jobs *jobs, struct sy_job *job)
+static void make_version(struct sy_jobs *jobs, struct sy_job *job)
 {
     struct part *part = &jobs->parts[job->local];
     int64_t begin = dl_now_ns();
@@ -280,21 +285,56 @@ static void do_job(struct sy_jobs *jobs, struct sy_job *job)
     } else {
         take_merged(jobs, job, part);
     }
-    int64_t merged = dl_now_ns();
-    job->merge_ns = merged - begin;
-    struct dl_err err;
-    enum dl_rc rc = commit_at_last(jobs, job, part, &err);
-    int64_t committed = dl_now_ns();
-    job->commit_ns = committed - merged;
+    job->merge_ns = dl_now_ns() - begin;
+}
+
+static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, struct dl_err *err)
+{
+    int64_t begin = dl_now_ns();
     if (rc == DL_OK) {
-        rc = encode(jobs, job->fragment, job->version, made_by(job), job->seed ? 0 : job->input_count, part, &job->blob,
-                    &err);
+        rc = encode(jobs, job->fragment, job->version, made_by(job), job->seed ? 0 : job->input_count,
+                    &jobs->parts[job->local], &job->blob, err);
     }
-    job->encode_ns = dl_now_ns() - committed;
+    job->encode_ns = dl_now_ns() - begin;
     job->report = rc == DL_OK ? SY_JOB_DONE : SY_JOB_FAILED;
     if (rc != DL_OK) {
-        job->error = err;
+        job->error = *err;
     }
+    post(jobs, job);
+}
+
+/* Jobs of different fragments, since a fragment has one round under way at most. */
+static void do_batch(struct sy_jobs *jobs, struct sy_job *batch)
+{
+    struct dl_err err = {.rc = DL_OK};
+    for (struct sy_job *job = batch; job != NULL; job = job->next) {
+        make_version(jobs, job);
+    }
+    int64_t begin = dl_now_ns();
+    enum dl_rc rc = commit_at_last(jobs, batch, &err);
+    int64_t commit_ns = dl_now_ns() - begin;
+    while (batch != NULL) {
+        struct sy_job *job = take_first(&batch);
+        job->commit_ns = commit_ns;
+        finish(jobs, job, rc, &err);
+    }
+}
+
+/* What waits is committed together, as long as it is small: then syncing is most of the cost. Of large fragments the
+ * first would only wait for the others. Called with the lock held. */
+static struct sy_job *take_batch(struct sy_jobs *jobs)
+{
+    struct sy_job *first = NULL, *last = NULL;
+    uint64_t bytes = 0;
+    for (uint32_t count = 0; jobs->queue != NULL && count < SY_STORE_COMMITS_MAX; count++) {
+        uint64_t more = jobs->parts[jobs->queue->local].padded * sizeof(float);
+        if (count > 0 && (bytes + more > BATCH_BYTES_MAX || jobs->options.store == NULL)) {
+            break;
+        }
+        bytes += more;
+        append(&first, &last, take_first(&jobs->queue));
+    }
+    return first;
 }
 
 static void *run(void *context)
@@ -302,14 +342,13 @@ static void *run(void *context)
     struct sy_jobs *jobs = context;
     pthread_mutex_lock(&jobs->lock);
     while (!jobs->stop) {
-        struct sy_job *job = take_first(&jobs->queue);
-        if (job == NULL) {
+        struct sy_job *batch = take_batch(jobs);
+        if (batch == NULL) {
             pthread_cond_wait(&jobs->changed, &jobs->lock);
             continue;
         }
         pthread_mutex_unlock(&jobs->lock);
-        do_job(jobs, job);
-        post(jobs, job);
+        do_batch(jobs, batch);
         pthread_mutex_lock(&jobs->lock);
     }
     pthread_mutex_unlock(&jobs->lock);

@@ -1,7 +1,7 @@
 /* sy_jobs: the merge thread. It alone touches parameters and optimiser state.
  *
  * A job is one closed round: merge (or take the first state), commit to the store, encode for sending. Jobs are done in
- * order; the network thread never waits for them: results are posted back and announced by a wake-up call. A commit
+ * order, small ones that wait are committed together; the network thread never waits for them: results are posted back and announced by a wake-up call. A commit
  * that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
  *
  * sy_jobs_submit and sy_jobs_result: network thread. */
@@ -43,6 +43,7 @@ struct sy_job {
     uint32_t input_count;
     struct sy_job_input *inputs; /* Ascending learner id. */
     struct sy_store_totals totals;
+    struct sy_store_participant *participants; /* Room for the record, one an input. */
     /* Filled by the merge thread. */
     enum sy_job_report report;
     struct sy_blob *blob;

@@ -388,20 +388,9 @@ static enum dl_rc write_events(struct sy_store *store, struct dl_err *err)
     return rc;
 }
 
-/* Files that the new version makes superfluous: no longer named from this transaction on, removed after it. */
-static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
+/* Runs an UPDATE or DELETE that returns files: no longer named from this transaction on, removed after it. */
+static enum dl_rc drop_files(struct sy_store *store, sqlite3_stmt *statement, struct dl_err *err)
 {
-    AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store,
-                            "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
-                            " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
-                            " RETURNING file",
-                            &statement, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
-    bind_u64(statement, 1, fragment);
-    bind_u64(statement, 2, SY_STORE_KEEP);
     int code = sqlite3_step(statement);
     while (code == SQLITE_ROW) {
         if (store->dropped_count < DL_COUNT_OF(store->dropped)) {
@@ -413,6 +402,37 @@ static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_
     return code == SQLITE_DONE ? DL_OK : db_fail(store, "dropping old versions", err);
 }
 
+/* What the new version makes superfluous. */
+static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc = prepare(store,
+                            "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
+                            " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
+                            " RETURNING file",
+                            &statement, err);
+    if (rc == DL_OK) {
+        bind_u64(statement, 1, fragment);
+        bind_u64(statement, 2, SY_STORE_KEEP);
+        rc = drop_files(store, statement, err);
+    }
+    return rc;
+}
+
+/* A repeat has a file of its own; the first one's goes. */
+static enum dl_rc drop_replaced(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    enum dl_rc rc =
+        prepare(store, "DELETE FROM commits WHERE fragment = ? AND version = ? RETURNING file", &statement, err);
+    if (rc == DL_OK) {
+        bind_u64(statement, 1, commit->fragment);
+        bind_u64(statement, 2, commit->version);
+        rc = drop_files(store, statement, err);
+    }
+    return rc;
+}
+
 static void forget_written_events(struct sy_store *store)
 {
     pthread_mutex_lock(&store->events_lock);
@@ -422,27 +442,31 @@ static void forget_written_events(struct sy_store *store)
     pthread_mutex_unlock(&store->events_lock);
 }
 
-static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_store_commit *commit, const char *file,
-                                        uint64_t hash, struct dl_err *err)
+static enum dl_rc write_commit(struct sy_store *store, const struct sy_store_commit *commit,
+                               const struct sy_store_written *written, struct dl_err *err)
 {
-    enum dl_rc rc = check_epoch(store, err);
-    if (rc == DL_OK && !store->layout_is_durable && store->has_layout) {
-        rc = write_layout(store, err);
-    }
     AUTO_STATEMENT *statement = NULL;
-    if (rc == DL_OK) {
-        rc = prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
-    }
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, commit->fragment);
         bind_u64(statement, 2, commit->version);
         bind_u64(statement, 3, commit->round);
         bind_u64(statement, 4, store->epoch);
         sqlite3_bind_int64(statement, 5, dl_wall_ns());
-        bind_hex(statement, 6, hash);
-        bind_text(statement, 7, file);
+        bind_hex(statement, 6, written->hash);
+        bind_text(statement, 7, written->file);
         sqlite3_bind_int(statement, 8, commit->recovered ? 1 : 0);
         rc = run(store, statement, "writing the commit", err);
+    }
+    return rc;
+}
+
+static enum dl_rc commit_one(struct sy_store *store, const struct sy_store_commit *commit,
+                             const struct sy_store_written *written, struct dl_err *err)
+{
+    enum dl_rc rc = drop_replaced(store, commit, err);
+    if (rc == DL_OK) {
+        rc = write_commit(store, commit, written, err);
     }
     if (rc == DL_OK) {
         rc = drop_old(store, commit->fragment, err);
@@ -450,8 +474,21 @@ static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_
     if (rc == DL_OK) {
         rc = write_participants(store, commit, err);
     }
+    return rc;
+}
+
+static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_store_commit *commits,
+                                        const struct sy_store_written *written, uint32_t count, struct dl_err *err)
+{
+    enum dl_rc rc = check_epoch(store, err);
+    if (rc == DL_OK && !store->layout_is_durable && store->has_layout) {
+        rc = write_layout(store, err);
+    }
+    for (uint32_t i = 0; rc == DL_OK && i < count; i++) {
+        rc = commit_one(store, &commits[i], &written[i], err);
+    }
     if (rc == DL_OK) {
-        rc = write_totals(store, &commit->totals, err);
+        rc = write_totals(store, &commits[count - 1].totals, err);
     }
     if (rc == DL_OK) {
         rc = write_events(store, err);
@@ -459,17 +496,17 @@ static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_
     return rc;
 }
 
-enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commit, const char *file,
-                              uint64_t hash, struct dl_err *err)
+enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commits,
+                              const struct sy_store_written *written, uint32_t count, struct dl_err *err)
 {
     store->dropped_count = 0;
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
-        rc = end_transaction(store, commit_in_transaction(store, commit, file, hash, err), err);
+        rc = end_transaction(store, commit_in_transaction(store, commits, written, count, err), err);
     }
     if (rc == DL_OK) {
         store->layout_is_durable = store->has_layout;
-        store->totals = commit->totals;
+        store->totals = commits[count - 1].totals;
         forget_written_events(store);
     }
     return rc;

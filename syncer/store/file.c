@@ -19,7 +19,7 @@ static int real_open(const char *path, int flags, mode_t mode)
 }
 
 const struct sy_store_ops sy_store_ops_real = {
-    .open = real_open, .write = write, .read = read, .fsync = fsync, .rename = rename, .unlink = unlink};
+    .open = real_open, .write = write, .read = read, .fsync = fsync, .unlink = unlink};
 
 static enum dl_rc rc_of_errno(int error)
 {
@@ -54,15 +54,15 @@ static uint64_t get_u64(const uint8_t *bytes)
     return get_u32(bytes) | (uint64_t)get_u32(bytes + 4) << 32;
 }
 
-void sy_store_file_name(char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version, uint64_t epoch)
+void sy_store_file_name(struct sy_store *store, char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version)
 {
-    snprintf(out, SY_STORE_FILE_MAX, "fragment-%03" PRIu32 "-v%010" PRIu64 "-e%" PRIu64 ".bin", fragment, version,
-             epoch);
+    snprintf(out, SY_STORE_FILE_MAX, "fragment-%03" PRIu32 "-v%010" PRIu64 "-e%" PRIu64 "-%" PRIu64 ".bin", fragment,
+             version, store->epoch, store->serial++);
 }
 
-static void path_of(const struct sy_store *store, const char *name, const char *suffix, char out[SY_STORE_PATH_MAX])
+static void path_of(const struct sy_store *store, const char *name, char out[SY_STORE_PATH_MAX])
 {
-    snprintf(out, SY_STORE_PATH_MAX, "%s/%.*s%.4s", store->dir, SY_STORE_FILE_MAX - 1, name, suffix);
+    snprintf(out, SY_STORE_PATH_MAX, "%s/%.*s", store->dir, SY_STORE_FILE_MAX - 1, name);
 }
 
 static enum dl_rc write_all(struct sy_store *store, int fd, const void *bytes, uint64_t size, const char *path,
@@ -101,15 +101,11 @@ static void make_header(uint8_t header[SY_STORE_HEADER_BYTES], const struct sy_s
     put_u64(header + SY_STORE_HEADER_BYTES - 8, dl_hash64(header, SY_STORE_HEADER_BYTES - 8, 0));
 }
 
-static enum dl_rc write_temporary(struct sy_store *store, const char *path, const struct sy_store_commit *commit,
-                                  uint64_t parameters_hash, struct dl_err *err)
+static enum dl_rc write_content(struct sy_store *store, int fd, const struct sy_store_commit *commit,
+                                uint64_t parameters_hash, const char *path, struct dl_err *err)
 {
     uint8_t header[SY_STORE_HEADER_BYTES];
     make_header(header, commit, store->epoch, parameters_hash);
-    DL_AUTO_FD int fd = store->ops->open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
-    if (fd < 0) {
-        return dl_err_errno(err, rc_of_errno(errno), errno, "creating %s", path);
-    }
     enum dl_rc rc = write_all(store, fd, header, sizeof header, path, err);
     if (rc == DL_OK) {
         rc = write_all(store, fd, commit->parameters, commit->parameters_bytes, path, err);
@@ -117,33 +113,34 @@ static enum dl_rc write_temporary(struct sy_store *store, const char *path, cons
     if (rc == DL_OK) {
         rc = write_all(store, fd, commit->state, commit->state_bytes, path, err);
     }
-    if (rc == DL_OK && store->ops->fsync(fd) != 0) {
-        rc = dl_err_errno(err, rc_of_errno(errno), errno, "syncing %s", path);
-    }
     return rc;
 }
 
 enum dl_rc sy_store_file_write(struct sy_store *store, const char *name, const struct sy_store_commit *commit,
-                               uint64_t parameters_hash, struct dl_err *err)
+                               uint64_t parameters_hash, int *out, struct dl_err *err)
 {
     char path[SY_STORE_PATH_MAX];
-    char temporary[SY_STORE_PATH_MAX];
-    path_of(store, name, "", path);
-    path_of(store, name, ".tmp", temporary);
-    /* A failed sync leaves the page cache in doubt, so a repeat always starts with a new file from memory. */
-    enum dl_rc rc = write_temporary(store, temporary, commit, parameters_hash, err);
-    if (rc == DL_OK && store->ops->rename(temporary, path) != 0) {
-        rc = dl_err_errno(err, rc_of_errno(errno), errno, "renaming %s", temporary);
+    path_of(store, name, path);
+    int fd = store->ops->open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0640);
+    if (fd < 0) {
+        return dl_err_errno(err, rc_of_errno(errno), errno, "creating %s", path);
     }
+    enum dl_rc rc = write_content(store, fd, commit, parameters_hash, path, err);
     if (rc != DL_OK) {
-        (void)store->ops->unlink(temporary);
+        close(fd);
+        (void)store->ops->unlink(path);
         return rc;
     }
-    rc = sy_store_sync_dir(store, err);
-    if (rc != DL_OK) {
-        (void)store->ops->unlink(path);
-    }
-    return rc;
+    *out = fd;
+    return DL_OK;
+}
+
+/* A failed sync leaves the page cache in doubt: a repeat starts with a new file, from memory. */
+enum dl_rc sy_store_file_sync(struct sy_store *store, const char *name, int fd, struct dl_err *err)
+{
+    char path[SY_STORE_PATH_MAX];
+    path_of(store, name, path);
+    return store->ops->fsync(fd) == 0 ? DL_OK : dl_err_errno(err, rc_of_errno(errno), errno, "syncing %s", path);
 }
 
 enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err)
@@ -210,7 +207,7 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
                               struct dl_err *err)
 {
     char path[SY_STORE_PATH_MAX];
-    path_of(store, name, "", path);
+    path_of(store, name, path);
     DL_AUTO_FD int fd = store->ops->open(path, O_RDONLY | O_CLOEXEC, 0);
     if (fd < 0) {
         return dl_err_errno(err, errno == ENOENT ? DL_ECORRUPT : DL_EIO, errno, "opening %s", path);
@@ -241,7 +238,7 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
 void sy_store_file_remove(struct sy_store *store, const char *name)
 {
     char path[SY_STORE_PATH_MAX];
-    path_of(store, name, "", path);
+    path_of(store, name, path);
     /* A file that stays costs room only; the next opening tries again. */
     (void)store->ops->unlink(path);
 }
@@ -249,7 +246,7 @@ void sy_store_file_remove(struct sy_store *store, const char *name)
 uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name)
 {
     char path[SY_STORE_PATH_MAX];
-    path_of(store, name, "", path);
+    path_of(store, name, path);
     struct stat info;
     return stat(path, &info) == 0 ? (uint64_t)info.st_size : 0;
 }

@@ -29,14 +29,18 @@ struct sy_store {
     const struct sy_store_ops *ops;
     sqlite3 *db;
     uint64_t epoch;
+    uint64_t serial; /* Files written in this epoch. */
     struct sy_store_totals totals;
     bool has_layout, layout_is_durable;
     struct sy_store_layout layout;
     uint8_t *tensors; /* Owns layout.tensors. */
     _Atomic uint64_t bytes;
     /* More than one only after a crash between a commit and the removal; what does not fit goes at the next opening. */
-    char dropped[8][SY_STORE_FILE_MAX];
+    char dropped[2 * SY_STORE_COMMITS_MAX][SY_STORE_FILE_MAX];
     uint32_t dropped_count;
+    /* Files of a transaction of which an I/O error leaves open whether it reached the disk: kept until another one has. */
+    char doubtful[SY_STORE_COMMITS_MAX][SY_STORE_FILE_MAX];
+    uint32_t doubtful_count;
     uint32_t event_count;
     uint32_t events_writing; /* The first so many are in the transaction under way. */
     uint64_t events_dropped;
@@ -46,11 +50,13 @@ struct sy_store {
 /* --- file.c ----------------------------------------------------------------------------------------------------------
  */
 
-/* Name of a version's file; the epoch in it keeps a stale process from overwriting its successor's. */
-void sy_store_file_name(char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version, uint64_t epoch);
+/* A name that no file has had: the epoch in it keeps apart what a stale process writes, the serial what a repeat does. */
+void sy_store_file_name(struct sy_store *store, char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version);
+/* Writes without syncing; `*fd` is the caller's to sync and close. On failure nothing is left. */
 DL_MUST_CHECK enum dl_rc sy_store_file_write(struct sy_store *store, const char *name,
-                                             const struct sy_store_commit *commit, uint64_t parameters_hash,
+                                             const struct sy_store_commit *commit, uint64_t parameters_hash, int *fd,
                                              struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_file_sync(struct sy_store *store, const char *name, int fd, struct dl_err *err);
 /* DL_ECORRUPT: any checksum or field is wrong, or the file is missing or short; the text names it. DL_EINVAL: it is good,
  * but of other sizes than the job asks for. */
 DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t fragment,
@@ -66,9 +72,13 @@ uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
 DL_MUST_CHECK enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err);
 /* Checks job and shard, raises the epoch, reads layout and totals. */
 DL_MUST_CHECK enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err);
+struct sy_store_written { /* A commit's file, complete and durable. */
+    char file[SY_STORE_FILE_MAX];
+    uint64_t hash; /* Of the parameters. */
+};
 /* One transaction; store->dropped then holds the files that can go. */
-DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commit,
-                                            const char *file, uint64_t hash, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commits,
+                                            const struct sy_store_written *written, uint32_t count, struct dl_err *err);
 /* Writes only the noted events. */
 DL_MUST_CHECK enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err);
 /* The `skip`-th newest commit of a fragment; `file` gets its name ("" when no longer kept). DL_ENOTFOUND. */

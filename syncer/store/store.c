@@ -1,5 +1,6 @@
 #include "syncer/store/store.h"
 
+#include <assert.h>
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -139,50 +140,123 @@ enum dl_rc sy_store_newest(struct sy_store *store, uint32_t fragment, struct sy_
     return rc;
 }
 
-static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+static enum dl_rc check_versions(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
+                                 struct dl_err *err)
 {
-    char file[SY_STORE_FILE_MAX];
-    sy_store_file_name(file, commit->fragment, commit->version, store->epoch);
-    uint64_t before = sy_store_file_bytes(store, file);
-    uint64_t hash = dl_hash64(commit->parameters, commit->parameters_bytes, 0);
-    enum dl_rc rc = sy_store_file_write(store, file, commit, hash, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
-    rc = sy_store_db_commit(store, commit, file, hash, err);
-    if (rc != DL_OK) {
-        /* After an I/O error the file stays: should the transaction have reached the disk after all, it names this
-         * file, and a repeat writes the same bytes under the same name. Unnamed, it goes at the next opening. */
-        if (rc == DL_EFULL || rc == DL_ECONFLICT) {
-            sy_store_file_remove(store, file);
+    for (uint32_t i = 0; i < count; i++) {
+        struct sy_store_version newest = {0};
+        char file[SY_STORE_FILE_MAX];
+        enum dl_rc rc = sy_store_db_version(store, commits[i].fragment, 0, &newest, file, err);
+        if (rc != DL_OK && rc != DL_ENOTFOUND) {
+            return rc;
         }
-        return rc;
-    }
-    store->bytes += sy_store_file_bytes(store, file) - before;
-    for (uint32_t i = 0; i < store->dropped_count; i++) {
-        store->bytes -= DL_MIN(store->bytes, sy_store_file_bytes(store, store->dropped[i]));
-        sy_store_file_remove(store, store->dropped[i]);
+        if (commits[i].version < newest.version) {
+            return dl_err_set(err, DL_EINVAL, "it is older than the newest, %" PRIu64, newest.version);
+        }
     }
     return DL_OK;
 }
 
-enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
+/* All are written before the first is synced, so that the file system has to settle once, not once a file. */
+static enum dl_rc write_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
+                              struct sy_store_written *written, struct dl_err *err)
 {
-    struct sy_store_version newest = {0};
-    char file[SY_STORE_FILE_MAX];
+    int fds[SY_STORE_COMMITS_MAX];
+    uint32_t made = 0;
+    enum dl_rc rc = DL_OK;
+    while (rc == DL_OK && made < count) {
+        const struct sy_store_commit *commit = &commits[made];
+        sy_store_file_name(store, written[made].file, commit->fragment, commit->version);
+        written[made].hash = dl_hash64(commit->parameters, commit->parameters_bytes, 0);
+        rc = sy_store_file_write(store, written[made].file, commit, written[made].hash, &fds[made], err);
+        made += rc == DL_OK ? 1 : 0;
+    }
+    for (uint32_t i = 0; i < made; i++) {
+        if (rc == DL_OK) {
+            rc = sy_store_file_sync(store, written[i].file, fds[i], err);
+        }
+        close(fds[i]);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_sync_dir(store, err);
+    }
+    for (uint32_t i = 0; rc != DL_OK && i < made; i++) {
+        sy_store_file_remove(store, written[i].file);
+    }
+    return rc;
+}
+
+static void forget_doubtful(struct sy_store *store)
+{
+    for (uint32_t i = 0; i < store->doubtful_count; i++) {
+        if (!sy_store_db_names(store, store->doubtful[i])) {
+            sy_store_file_remove(store, store->doubtful[i]);
+        }
+    }
+    store->doubtful_count = 0;
+}
+
+/* An I/O error does not say whether the transaction reached the disk. Should it turn up after a crash, it names these
+ * files; the ones of an earlier attempt have been overwritten by then. */
+static void keep_doubtful(struct sy_store *store, const struct sy_store_written *written, uint32_t count)
+{
+    forget_doubtful(store);
+    for (uint32_t i = 0; i < count; i++) {
+        memcpy(store->doubtful[i], written[i].file, SY_STORE_FILE_MAX);
+    }
+    store->doubtful_count = count;
+}
+
+static void settle_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        store->bytes += SY_STORE_HEADER_BYTES + commits[i].parameters_bytes + commits[i].state_bytes;
+    }
+    for (uint32_t i = 0; i < store->dropped_count; i++) {
+        store->bytes -= DL_MIN(store->bytes, sy_store_file_bytes(store, store->dropped[i]));
+        sy_store_file_remove(store, store->dropped[i]);
+    }
+    forget_doubtful(store);
+}
+
+static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
+                                struct dl_err *err)
+{
+    struct sy_store_written written[SY_STORE_COMMITS_MAX];
+    enum dl_rc rc = write_files(store, commits, count, written, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    rc = sy_store_db_commit(store, commits, written, count, err);
+    if (rc == DL_OK) {
+        settle_files(store, commits, count);
+    } else if (rc == DL_EFULL || rc == DL_ECONFLICT) {
+        for (uint32_t i = 0; i < count; i++) {
+            sy_store_file_remove(store, written[i].file);
+        }
+    } else {
+        keep_doubtful(store, written, count);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
+                           struct dl_err *err)
+{
+    assert(count >= 1 && count <= SY_STORE_COMMITS_MAX);
     pthread_mutex_lock(&store->lock);
-    enum dl_rc rc = sy_store_db_version(store, commit->fragment, 0, &newest, file, err);
-    if (rc == DL_OK || rc == DL_ENOTFOUND) {
-        rc = commit->version < newest.version
-                 ? dl_err_set(err, DL_EINVAL,
-                              "fragment %" PRIu32 ": version %" PRIu64 " is older than the newest, %" PRIu64,
-                              commit->fragment, commit->version, newest.version)
-                 : commit_locked(store, commit, err);
+    enum dl_rc rc = check_versions(store, commits, count, err);
+    if (rc == DL_OK) {
+        rc = commit_locked(store, commits, count, err);
     }
     pthread_mutex_unlock(&store->lock);
-    return rc == DL_OK ? DL_OK
-                       : dl_err_wrap(err, "committing fragment %" PRIu32 " version %" PRIu64, commit->fragment,
-                                     commit->version);
+    if (rc == DL_OK) {
+        return DL_OK;
+    }
+    return count == 1 ? dl_err_wrap(err, "committing fragment %" PRIu32 " version %" PRIu64, commits[0].fragment,
+                                    commits[0].version)
+                      : dl_err_wrap(err, "committing fragments %" PRIu32 " to %" PRIu32, commits[0].fragment,
+                                    commits[count - 1].fragment);
 }
 
 /* The newest file is damaged: the version before it lives on under a new number. */
@@ -210,7 +284,7 @@ static enum dl_rc load_older(struct sy_store *store, uint32_t fragment, void *pa
                                         .state_bytes = state_bytes,
                                         .totals = store->totals,
                                         .recovered = true};
-        rc = commit_locked(store, &again, err);
+        rc = commit_locked(store, &again, 1, err);
         if (rc == DL_OK) {
             *newest = older;
             newest->version = again.version;

@@ -1,9 +1,10 @@
 /* sy_store: durable versions of one shard's fragments, and the record of how each came about.
  *
- * A folder (`dir`) holds for each commit one file with the new parameters and optimiser state of a fragment, and one
- * SQLite database (WAL, synchronous=FULL). A commit writes the file under a temporary name, syncs it, renames it, syncs
- * the folder, and then commits one transaction that names it: what the database names is complete, what it does not
- * name never happened. The last SY_STORE_KEEP files of a fragment are kept.
+ * A folder (`dir`) holds for each commit one file with the new parameters and optimiser state of a fragment, and one SQLite
+ * database (WAL, synchronous=FULL). A commit writes new files, syncs them and the folder, and then commits one transaction
+ * that names them: what the database names is complete, what it does not name never happened, and goes at the next opening.
+ * No file is ever written twice. Several fragments may be committed at once, all or none: syncing is most of the cost. The
+ * last SY_STORE_KEEP files of a fragment are kept.
  *
  * Opening raises the epoch, durably. Every commit checks it, so that a process that was paused cannot commit over its
  * successor (DL_ECONFLICT: end the process).
@@ -37,6 +38,7 @@
 
 #define SY_STORE_SCHEMA 1
 #define SY_STORE_HEADER_BYTES 128
+#define SY_STORE_COMMITS_MAX 64  /* Fragments in one commit. */
 #define SY_STORE_KEEP 2          /* Versions of a fragment whose files stay. */
 #define SY_STORE_EVENTS_MAX 1024 /* Noted between two commits; more are counted, not kept. */
 /* Admission numbers of one opening start at (epoch - 1) times this, plus 1: they grow over restarts without a write
@@ -51,7 +53,6 @@ struct sy_store_ops {
     ssize_t (*write)(int fd, const void *bytes, size_t size);
     ssize_t (*read)(int fd, void *bytes, size_t size);
     int (*fsync)(int fd);
-    int (*rename)(const char *from, const char *to);
     int (*unlink)(const char *path);
 };
 extern const struct sy_store_ops sy_store_ops_real;
@@ -135,10 +136,10 @@ DL_MUST_CHECK enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment
                                        uint64_t parameters_bytes, void *state, uint64_t state_bytes,
                                        struct sy_store_version *out, char *damage, struct dl_err *err);
 
-/* Makes a version durable. DL_EFULL (no room) and DL_EIO: nothing happened, the same call may be made again.
- * DL_ECONFLICT: a later process has opened the store. A commit of the fragment's newest version again is a repeat and
- * succeeds. */
-DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commit,
+/* Makes one version of each of `count` (1 .. SY_STORE_COMMITS_MAX) different fragments durable, all or none; the totals are
+ * the last one's. DL_EFULL (no room) and DL_EIO: nothing happened, the same call may be made again. DL_ECONFLICT: a later
+ * process has opened the store. A commit of a fragment's newest version again is a repeat and succeeds. */
+DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
                                          struct dl_err *err);
 
 /* Notes something for the tape, e.g. ("join", 3, 17, uid, step, ""). In memory until the next commit or close. */

@@ -62,21 +62,8 @@ static int fault_fsync(int fd)
     return fsync(fd);
 }
 
-static int fault_rename(const char *from, const char *to)
-{
-    if (is_due()) {
-        errno = fail_errno;
-        return -1;
-    }
-    return rename(from, to);
-}
-
-static const struct sy_store_ops fault_ops = {.open = fault_open,
-                                              .write = fault_write,
-                                              .read = read,
-                                              .fsync = fault_fsync,
-                                              .rename = fault_rename,
-                                              .unlink = unlink};
+static const struct sy_store_ops fault_ops = {
+    .open = fault_open, .write = fault_write, .read = read, .fsync = fault_fsync, .unlink = unlink};
 
 /* A VFS that passes everything on, and fails writes and syncs when they are due. */
 struct shim_file {
@@ -285,7 +272,7 @@ static void fill(uint32_t fragment, uint64_t version)
     }
 }
 
-static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t version, struct dl_err *err)
+static struct sy_store_commit describe(uint32_t fragment, uint64_t version)
 {
     static const struct sy_store_participant participants[2] = {
         {.learner = 0,
@@ -310,21 +297,42 @@ static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t ver
          .norm = INFINITY},
     };
     fill(fragment, version);
-    struct sy_store_commit what = {.fragment = fragment,
-                                   .version = version,
-                                   .round = version * 10,
-                                   .parameters = parameters,
-                                   .parameters_bytes = sizeof parameters,
-                                   .state = state,
-                                   .state_bytes = sizeof state,
-                                   .participants = participants,
-                                   .participant_count = 2,
-                                   .totals = {.next_round = version * 10 + 1,
-                                              .rounds_merged = version,
-                                              .tokens = version * 1000,
-                                              .tokens_merged = version * 900,
-                                              .next_admission = 10}};
-    return sy_store_commit(store, &what, err);
+    return (struct sy_store_commit){.fragment = fragment,
+                                    .version = version,
+                                    .round = version * 10,
+                                    .parameters = parameters,
+                                    .parameters_bytes = sizeof parameters,
+                                    .state = state,
+                                    .state_bytes = sizeof state,
+                                    .participants = participants,
+                                    .participant_count = 2,
+                                    .totals = {.next_round = version * 10 + 1,
+                                               .rounds_merged = version,
+                                               .tokens = version * 1000,
+                                               .tokens_merged = version * 900,
+                                               .next_admission = 10}};
+}
+
+static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t version, struct dl_err *err)
+{
+    struct sy_store_commit what = describe(fragment, version);
+    return sy_store_commit(store, &what, 1, err);
+}
+
+/* Fragments 0 .. count - 1 at once; each with arrays of its own. */
+static enum dl_rc commit_all(struct sy_store *store, uint32_t count, uint64_t version, struct dl_err *err)
+{
+    static float all_parameters[4][ELEMENTS];
+    static uint8_t all_state[4][STATE_BYTES];
+    struct sy_store_commit what[4];
+    for (uint32_t i = 0; i < count; i++) {
+        what[i] = describe(i, version);
+        memcpy(all_parameters[i], parameters, sizeof parameters);
+        memcpy(all_state[i], state, sizeof state);
+        what[i].parameters = all_parameters[i];
+        what[i].state = all_state[i];
+    }
+    return sy_store_commit(store, what, count, err);
 }
 
 static bool same_bytes(const void *a, const void *b, size_t size)
@@ -470,6 +478,52 @@ static void fail_each_operation(int error, enum dl_rc expected)
     CU_ASSERT_EQUAL(successes, 3);
 }
 
+/* Several fragments at once: all or none. */
+static void fail_each_operation_of_many(int error)
+{
+    struct dl_err err;
+    uint32_t failures = 0;
+    bool undisturbed = false;
+    for (long n = 1; n < 200 && !undisturbed; n++) {
+        new_dir();
+        struct sy_store *store = reopen(NULL);
+        CU_ASSERT_EQUAL_FATAL(commit_all(store, 4, 1, &err), DL_OK);
+        fail_errno = error;
+        operations = 0;
+        injected = 0;
+        fail_at = n;
+        enum dl_rc rc = commit_all(store, 4, 2, &err);
+        fail_at = 0;
+        undisturbed = injected == 0;
+        failures += rc != DL_OK ? 1 : 0;
+        if (n % 2 == 0) {
+            store = reopen(store); /* The process died. */
+        }
+        struct sy_store_version newest;
+        CU_ASSERT_EQUAL_FATAL(sy_store_newest(store, 3, &newest, &err), DL_OK);
+        CU_ASSERT(rc != DL_OK || newest.version == 2);
+        for (uint32_t i = 0; i < 4; i++) {
+            check_holds(store, i, newest.version);
+        }
+        CU_ASSERT_EQUAL(commit_all(store, 4, 2, &err), DL_OK);
+        CU_ASSERT_EQUAL(count_files(".bin"), 8); /* A repeat leaves nothing of the attempts before. */
+        store = reopen(store);
+        for (uint32_t i = 0; i < 4; i++) {
+            check_holds(store, i, 2);
+        }
+        CU_ASSERT_EQUAL(count_files(".bin"), 8);
+        sy_store_close(store);
+        remove_dir();
+    }
+    CU_ASSERT(undisturbed && failures >= 12);
+}
+
+static void test_many_at_once(void)
+{
+    fail_each_operation_of_many(EIO);
+    fail_each_operation_of_many(ENOSPC);
+}
+
 static void test_io_errors(void)
 {
     fail_each_operation(EIO, DL_EIO);
@@ -512,9 +566,22 @@ static void test_opening_fails_cleanly(void)
 
 static void damage_newest(uint32_t fragment, uint64_t version, uint64_t epoch, long offset)
 {
-    char path[256];
-    snprintf(path, sizeof path, "%s/fragment-%03u-v%010llu-e%llu.bin", dir, fragment, (unsigned long long)version,
+    char path[512] = "";
+    char prefix[64];
+    snprintf(prefix, sizeof prefix, "fragment-%03u-v%010llu-e%llu-", fragment, (unsigned long long)version,
              (unsigned long long)epoch);
+    DIR *folder = opendir(dir);
+    CU_ASSERT_PTR_NOT_NULL(folder);
+    if (folder == NULL) {
+        return;
+    }
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        if (strncmp(entry->d_name, prefix, strlen(prefix)) == 0) {
+            snprintf(path, sizeof path, "%s/%s", dir, entry->d_name);
+        }
+    }
+    closedir(folder);
+    CU_ASSERT_FATAL(path[0] != '\0');
     if (offset < 0) {
         struct stat info;
         CU_ASSERT_EQUAL_FATAL(stat(path, &info), 0);
@@ -550,7 +617,7 @@ static void test_damaged_file_falls_back(void)
         struct sy_store_version found;
         CU_ASSERT_EQUAL_FATAL(
             sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err), DL_OK);
-        CU_ASSERT_PTR_NOT_NULL(strstr(damage, "fragment-000-v0000000003-e1.bin"));
+        CU_ASSERT_PTR_NOT_NULL(strstr(damage, "fragment-000-v0000000003-e1-"));
         CU_ASSERT_EQUAL(found.version, 4);
         CU_ASSERT_EQUAL(found.round, 20);
         fill(0, 2);
@@ -586,7 +653,7 @@ static void test_nothing_good_is_refused(void)
     CU_ASSERT_EQUAL(sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &found, damage, &err),
                     DL_ECORRUPT);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "no good copy of fragment 0"));
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "fragment-000-v0000000002-e1.bin"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "fragment-000-v0000000002-e1-"));
     sy_store_close(store);
     remove_dir();
 }
@@ -668,7 +735,7 @@ static void test_tape(void)
 
 UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_committed},
           {"keeps two versions", test_keeps_two_versions}, {"io errors", test_io_errors}, {"full disk", test_full_disk},
-          {"opening fails cleanly", test_opening_fails_cleanly},
+          {"many at once", test_many_at_once}, {"opening fails cleanly", test_opening_fails_cleanly},
           {"damaged file falls back", test_damaged_file_falls_back},
           {"nothing good is refused", test_nothing_good_is_refused},
           {"stale process is fenced", test_stale_process_is_fenced},
