@@ -1,3 +1,4 @@
+#define DL_ERR_DEFINES
 #include "common/err.h"
 
 #include <stdio.h>

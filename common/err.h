@@ -39,6 +39,12 @@ struct dl_err {
     char text[DL_ERR_TEXT_MAX]; /* Says what was attempted, on what, and what to do; cut with "..." when too long. */
 };
 
+#if defined(__clang_analyzer__) && !defined(DL_ERR_DEFINES)
+/* For static analysis, which cannot see into variadic functions: what these return is never DL_OK. */
+#define dl_err_set(err, rc, ...) ((void)(err), (rc))
+#define dl_err_errno(err, rc, errno_value, ...) ((void)(err), (void)(errno_value), (rc))
+#define dl_err_wrap(err, ...) ((void)(err), DL_EINVAL)
+#else
 /* Sets code and text; returns `rc`, so that `return dl_err_set(err, DL_EINVAL, "...")` reads well. `err` may be NULL. */
 enum dl_rc dl_err_set(struct dl_err *err, enum dl_rc rc, const char *fmt, ...) DL_PRINTF(3, 4);
 
@@ -47,6 +53,7 @@ enum dl_rc dl_err_errno(struct dl_err *err, enum dl_rc rc, int errno_value, cons
 
 /* Puts "<context>: " in front of the text; returns the code unchanged. */
 enum dl_rc dl_err_wrap(struct dl_err *err, const char *fmt, ...) DL_PRINTF(2, 3);
+#endif
 
 /* The code's name in lower case without prefix ("invalid", "no_memory", ...), for logs, metrics and exit messages. */
 const char *dl_rc_name(enum dl_rc rc);

@@ -42,21 +42,20 @@ static enum dl_rc next_event(struct builder *b, yaml_event_t *event)
     return yaml_parser_parse(&b->parser, event) ? DL_OK : syntax_error(b);
 }
 
-static struct dl_node *node_new(struct builder *b, enum dl_node_kind kind, const yaml_event_t *event)
+static enum dl_rc node_new(struct builder *b, enum dl_node_kind kind, const yaml_event_t *event, struct dl_node **out)
 {
     uint32_t line = (uint32_t)event->start_mark.line + 1;
     if (++b->nodes > DL_YAML_NODES_MAX) {
-        dl_err_set(b->err, DL_EINVAL, "%s:%u: more than %d values", b->origin, line, DL_YAML_NODES_MAX);
-        return NULL;
+        return dl_err_set(b->err, DL_EINVAL, "%s:%u: more than %d values", b->origin, line, DL_YAML_NODES_MAX);
     }
     struct dl_node *node = calloc(1, sizeof *node);
     if (node == NULL) {
-        dl_err_set(b->err, DL_ENOMEM, "%s: no memory to parse it", b->origin);
-        return NULL;
+        return dl_err_set(b->err, DL_ENOMEM, "%s: no memory to parse it", b->origin);
     }
     node->kind = kind;
     node->line = line;
-    return node;
+    *out = node;
+    return DL_OK;
 }
 
 static enum dl_rc refuse_indirection(struct builder *b, const yaml_event_t *event, const yaml_char_t *anchor,
@@ -86,9 +85,10 @@ static enum dl_rc build_scalar(struct builder *b, const yaml_event_t *event, str
     if (memchr(event->data.scalar.value, 0, event->data.scalar.length) != NULL) {
         return dl_err_set(b->err, DL_EINVAL, "%s:%zu: a zero byte in a string", b->origin, event->start_mark.line + 1);
     }
-    struct dl_node *node = node_new(b, DL_NODE_SCALAR, event);
-    if (node == NULL) {
-        return b->err != NULL ? b->err->rc : DL_ENOMEM;
+    struct dl_node *node = NULL;
+    rc = node_new(b, DL_NODE_SCALAR, event, &node);
+    if (rc != DL_OK) {
+        return rc;
     }
     node->quoted = event->data.scalar.style != YAML_PLAIN_SCALAR_STYLE;
     node->text = strdup((const char *)event->data.scalar.value);
@@ -176,9 +176,10 @@ static enum dl_rc build(struct builder *b, const yaml_event_t *event, unsigned d
     if (rc != DL_OK) {
         return rc;
     }
-    struct dl_node *node = node_new(b, is_map ? DL_NODE_MAP : DL_NODE_LIST, event);
-    if (node == NULL) {
-        return b->err != NULL ? b->err->rc : DL_ENOMEM;
+    struct dl_node *node = NULL;
+    rc = node_new(b, is_map ? DL_NODE_MAP : DL_NODE_LIST, event, &node);
+    if (rc != DL_OK) {
+        return rc;
     }
     rc = build_children(b, node, depth);
     if (rc != DL_OK) {

@@ -1,5 +1,6 @@
 /* sim_world, a syncer's process: the shell of a sy_core. Merges and commits only take time; a version's content is a
  * hash of what it was made of. What is durable survives a crash. */
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -482,6 +483,7 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard)
     }
     syncer->alive = true;
     syncer->fragments = sy_core_fragment_count(syncer->core);
+    assert(syncer->fragments > 0);
     for (uint32_t i = 0; i < syncer->fragments; i++) {
         syncer->current[i] = syncer->durable[i];
         if (syncer->durable[i].version > 0) {

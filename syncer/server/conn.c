@@ -220,7 +220,7 @@ void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_vie
     if (heartbeat != NULL) {
         send_heartbeat(conn, heartbeat);
     }
-    if (conn->transfer_count > 0 && now_ns - conn->transfer_ns > timeout_ns) {
+    if (sy_conn_awaits_push(conn) && now_ns - conn->transfer_ns > timeout_ns) {
         sy_conn_end(conn, SY_LEAVE_LOST, LWS_CLOSE_STATUS_POLICY_VIOLATION, "a push stands still");
     } else if (conn->blocked_ns != 0 && now_ns - conn->blocked_ns > timeout_ns / 2) {
         if (socket_moves(conn)) {

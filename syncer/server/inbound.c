@@ -103,6 +103,17 @@ static struct sy_transfer *find_transfer(struct sy_conn *conn, uint64_t id)
     return NULL;
 }
 
+/* Transfers of pushes that were refused may end early: nothing is waited for. */
+bool sy_conn_awaits_push(const struct sy_conn *conn)
+{
+    for (uint32_t i = 0; i < conn->transfer_count; i++) {
+        if (conn->transfers[i].push != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push)
 {
     for (uint32_t i = 0; i < conn->transfer_count; i++) {
@@ -143,9 +154,20 @@ static uint64_t expected_bytes(const struct sy_server *server, const struct dl_w
                : UINT64_MAX;
 }
 
+/* A learner gives up a push in mid-transfer when it is refused or pulled anew; its next PUSH of the fragment says so. */
+static void drop_given_up(struct sy_conn *conn, uint32_t fragment)
+{
+    for (uint32_t i = conn->transfer_count; i-- > 0;) {
+        if (conn->transfers[i].fragment == fragment && conn->transfers[i].push == NULL) {
+            conn->transfers[i] = conn->transfers[--conn->transfer_count];
+        }
+    }
+}
+
 static enum dl_rc on_push(struct sy_conn *conn, const struct dl_wire_push *announced, struct dl_err *err)
 {
     struct sy_server *server = conn->server;
+    drop_given_up(conn, announced->fragment);
     if (conn->transfer_count == conn->transfers_max || find_transfer(conn, announced->transfer) != NULL) {
         return dl_err_set(err, DL_EPROTO, "push: transfer %" PRIu64 " is %s", announced->transfer,
                           conn->transfer_count == conn->transfers_max ? "one too many" : "under way already");

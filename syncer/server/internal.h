@@ -129,6 +129,7 @@ void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_vie
 bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last, bool binary);
 /* No chunk of this push is to be written any more. */
 void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push);
+bool sy_conn_awaits_push(const struct sy_conn *conn);
 
 /* --- transmit.c */
 void sy_conn_send(struct sy_conn *conn, const struct dl_wire_message *message);

@@ -82,7 +82,7 @@ static inline void bench_measure_pair(void (*yardstick)(void *context), void (*r
  * can: wide vectors whatever the flags, several streams, a page ahead of the processor's own prefetching. The sum is
  * there so that the reads are. The yardstick of everything that is bound by memory. */
 typedef uint64_t bench_vector __attribute__((vector_size(64), aligned(8), may_alias));
-__attribute__((target_clones("avx512f", "avx2", "default"), unused)) static uint64_t
+__attribute__((target_clones("avx512f", "avx2", "default"))) static inline uint64_t
 bench_read(const uint8_t *const *arrays, uint32_t count, size_t begin, size_t end)
 {
     bench_vector sums[2] = {{0}};

@@ -44,9 +44,17 @@ gate_cppcheck() {
         --suppress=missingIncludeSystem --suppress=normalCheckLevelMaxBranches --suppressions-list="$here/cppcheck.txt" \
         "${INCLUDES[@]}" $(sources)
 }
+run_tidy() { # The files of standard input; more arguments go to clang-tidy.
+    xargs -r -P 2 -n 2 clang-tidy --quiet --warnings-as-errors='*' --config-file="$here/clang-tidy.yaml" "$@" \
+        --extra-arg=-std=gnu11 --extra-arg=-I. --extra-arg=-D_GNU_SOURCE
+}
 gate_tidy() {
-    sources | xargs -P 2 -I{} clang-tidy --quiet --warnings-as-errors='*' --config-file="$here/clang-tidy.yaml" {} -- \
-        -std=gnu11 "${INCLUDES[@]}"
+    local status=0
+    sources | grep -v '^tests/' | run_tidy || status=1
+    # The analyser does not know that CUnit's fatal assertions end a test, nor what was zeroed before it is compared.
+    sources | grep '^tests/' |
+        run_tidy --checks='-clang-analyzer-core.NullDereference,-clang-analyzer-core.NonNullParamChecker,-bugprone-suspicious-memory-comparison' || status=1
+    return $status
 }
 gate_shell() { # Scripts parse.
     local script failed=0 count=0
