@@ -41,9 +41,10 @@ struct dl_err {
 
 #if defined(__clang_analyzer__) && !defined(DL_ERR_DEFINES)
 /* For static analysis, which cannot see into variadic functions: what these return is never DL_OK. */
-#define dl_err_set(err, rc, ...) ((void)(err), (rc))
-#define dl_err_errno(err, rc, errno_value, ...) ((void)(err), (void)(errno_value), (rc))
-#define dl_err_wrap(err, ...) ((void)(err), DL_EINVAL)
+void dl_err_uses(const char *fmt, ...);
+#define dl_err_set(err, rc, ...) ((void)(err), dl_err_uses(__VA_ARGS__), (rc))
+#define dl_err_errno(err, rc, errno_value, ...) ((void)(err), (void)(errno_value), dl_err_uses(__VA_ARGS__), (rc))
+#define dl_err_wrap(err, ...) ((void)(err), dl_err_uses(__VA_ARGS__), DL_EINVAL)
 #else
 /* Sets code and text; returns `rc`, so that `return dl_err_set(err, DL_EINVAL, "...")` reads well. `err` may be NULL. */
 enum dl_rc dl_err_set(struct dl_err *err, enum dl_rc rc, const char *fmt, ...) DL_PRINTF(3, 4);
