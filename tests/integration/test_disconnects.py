@@ -17,6 +17,7 @@ DISCONNECTS, KILLS = 100, 20
 
 
 def test_disconnects_and_kills(build):
+    """J5, Q2: forced disconnects lose no update and count none twice."""
     chance = random.Random(7)
     job = manifest(TEXT, training={"tokenBudget": 4 * 128 * 2000},
                    learners={"replicas": LEARNERS, "max": LEARNERS})

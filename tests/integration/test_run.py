@@ -123,6 +123,7 @@ class Run:
 
 
 def test_runs_to_the_end_and_reports(build):
+    """U1: one command, a whole ensemble, progress."""
     job = manifest(TEXT, training={"tokenBudget": 60000}, learners={"replicas": 3, "max": 4})
     arguments = ["--results", "results.json", "--sample", "The word "]
     with Run(build, job, arguments) as run:
@@ -247,6 +248,7 @@ def test_scale_up_and_down(build):
 
 
 def test_killed_syncer_comes_back_on_its_port(build):
+    """J5: learners outlive the syncer."""
     job = manifest(TEXT, training={"tokenBudget": 150000}, syncer={"shards": 2})
     with Run(build, job, PACED) as run:
         before = run.training(2)
@@ -317,6 +319,7 @@ def bad_input(build, job, arguments=(), bin_dir=None, prepare=None):
 
 
 def test_bad_inputs_are_refused_before_anything_starts(build):
+    """U2: what, where, what to do."""
     import socket
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))

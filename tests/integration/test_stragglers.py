@@ -29,6 +29,7 @@ def rate(ensemble, learners, seconds):
 
 
 def test_fast_learners_never_wait(build):
+    """Q6: nobody waits for a slow or silent learner."""
     with Ensemble(build, job()) as e:
         e.start_syncers()
         for n in (*FAST, SLOW, STOPPED):

@@ -166,6 +166,7 @@ def expect_refusal(e, expected, text, **hello):
 
 
 def test_hello_is_checked(build):
+    """J2: another job or layout is refused by name."""
     with Ensemble(build, job(learners={"min": 1, "max": 2, "replicas": 2})) as e:
         e.start_syncers()
         one = seeded(e)
@@ -264,6 +265,7 @@ def hostile_messages():
 
 
 def test_hostile_messages(build):
+    """S5: wrong length, version, checksum, size: refused."""
     with Ensemble(build, job(quorum=2)) as e:  # So that rounds stay open for the hostile one.
         e.start_syncers()
         honest = seeded(e)
@@ -341,7 +343,7 @@ def wait_for_pull(one, others, seconds=20):
 
 
 def test_pushes_are_judged(build):
-    """Every verdict a push can get on the wire; none of these reaches Theta, none ends the connection."""
+    """Q1, Q9: each refusal has its reason: Every verdict a push can get on the wire; none of these reaches Theta, none ends the connection."""
     with Ensemble(build, job(quorum=2)) as e:
         e.start_syncers()
         one = seeded(e, delta=lambda fragment: None)
@@ -387,6 +389,7 @@ def test_pushes_are_judged(build):
 
 
 def test_late_and_duplicate(build):
+    """Q1, Q2: late and repeated pushes are counted, never merged."""
     with Ensemble(build, job()) as e:
         e.start_syncers()
         one = seeded(e, delta=lambda fragment: None)
@@ -477,6 +480,7 @@ def test_bound_of_push_memory(build):
 
 
 def test_observers(build):
+    """J7: observers never count and disturb nobody."""
     with Ensemble(build, job()) as e:
         e.start_syncers()
         watcher = Client(e.addresses[0], e.token)
@@ -501,7 +505,7 @@ def test_observers(build):
 
 
 def test_slow_reader(build):
-    """One that stops reading costs bounded memory, delays nobody, and later gets the newest version, not all of them."""
+    """T3: One that stops reading costs bounded memory, delays nobody, and later gets the newest version, not all of them."""
     rows = 4096  # 4 MiB a fragment
     with Ensemble(build, job(timeoutSeconds=60)) as e:
         e.start_syncers()
@@ -537,6 +541,7 @@ def test_slow_reader(build):
 
 
 def test_reader_that_never_reads(build):
+    """T3."""
     rows = 8192
     with Ensemble(build, job(timeoutSeconds=3)) as e:
         e.start_syncers()
@@ -669,7 +674,7 @@ def test_end_of_the_job(build):
 
 
 def test_restart_goes_on(build):
-    """Killed at any time and started again: the last committed versions, bit for bit, and nothing counted twice."""
+    """S1: goes on from the last committed round: Killed at any time and started again: the last committed versions, bit for bit, and nothing counted twice."""
     with Ensemble(build, job(outerOptimizer={"type": "nesterov", "learningRate": "0.7", "momentum": "0.9"})) as e:
         e.start_syncers()
         seen = {}  # (fragment, version) -> content hash: one version never has two contents
@@ -714,6 +719,7 @@ def test_without_state_folder(build):
 
 
 def test_damaged_state(build):
+    """S3: damage is named, the previous good state is used."""
     with Ensemble(build, job()) as e:
         e.start_syncers()
         one = seeded(e)
@@ -735,7 +741,7 @@ def test_damaged_state(build):
 
 
 def test_full_disk(build):
-    """Commits stop with a clear condition, nothing is told that is not durable, and it goes on once there is room."""
+    """S4: a full disk stops commits and loses nothing: Commits stop with a clear condition, nothing is told that is not durable, and it goes on once there is room."""
     try:
         subprocess.run(["unshare", "-m", "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
@@ -778,7 +784,7 @@ def test_full_disk(build):
 
 
 def test_paused_process_is_fenced(build):
-    """A syncer that slept while a successor took over its state must not commit over it."""
+    """Q7: a paused process cannot commit over its successor: A syncer that slept while a successor took over its state must not commit over it."""
     with Ensemble(build, job()) as e:
         old = e.start_syncer()
         one = seeded(e)

@@ -81,6 +81,7 @@ def rounds(e, one):
 
 
 def test_rounds_over_tls(build):
+    """T4: probes answer in plain HTTP while learners speak TLS."""
     with Ensemble(build, job()) as e:
         ca = start(e, mutual=False)
         rounds(e, learner(e, c.client_tls(ca[1])))
