@@ -2,7 +2,7 @@
 """Does it learn as well as data-parallel? Trains the same small model on the same text at equal tokens in every
 synchronisation form, with the real programs, and prints a table of the global model's validation loss.
 
-    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--seeds N] [--steps N] [--out FILE]
+    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--seeds N] [--steps N] [--rate R] [--out FILE]
 
 Each learner takes `steps` inner steps of 8 x 128 bytes, 4 learners unless the mode says otherwise; data-parallel takes the same
 number of steps with the batches of all learners together. Figures go to build/results/experiment.json.
@@ -23,13 +23,13 @@ from lib.ensemble import Ensemble, merge  # noqa: E402
 
 DATA = "/usr/share/dictd/gcide.dict.dz"
 BATCH, SEQUENCE, LEARNERS = 8, 128, 4
-RATE = 0.004  # The best of 0.002, 0.003, 0.004, 0.006 for every form at this size (docs/quality.md).
+RATE = 0.004  # One inner rate for every form; --rate tries others, since each form deserves its own best.
 
 SYNCHRONOUS = {"mode": "synchronous", "quorum": "100%", "warmup": {"steps": 0}, "compression": "none",
                "merge": {"method": "mean"}}
 
 
-def base(steps, learners, seed, batch=BATCH):
+def base(steps, learners, seed, rate, batch=BATCH):
     return {
         "apiVersion": "diloco.dev/v1alpha1", "kind": "DecoupledDiLoCoJob", "metadata": {"name": "experiment"},
         "spec": {
@@ -38,7 +38,7 @@ def base(steps, learners, seed, batch=BATCH):
                 "evaluationSeconds": 0,
                 "model": {"width": 96, "layers": 3, "heads": 4, "sequenceLength": SEQUENCE},
                 "data": {"paths": [DATA], "validationFraction": 0.01, "validationSequences": 256},
-                "innerOptimizer": {"learningRate": RATE, "warmupSteps": 50, "decaySteps": steps},
+                "innerOptimizer": {"learningRate": rate, "warmupSteps": 50, "decaySteps": steps},
             },
             "sync": {"fragments": 8, "interval": 24, "overlap": 2, "warmup": {"steps": 150, "interval": 2}, "quorum": 1,
                      "compression": "none", "heartbeatSeconds": 1, "timeoutSeconds": 10},
@@ -57,13 +57,13 @@ class Mode:
         self.together = together  # One process with the batches of all learners: data-parallel without a network.
         self.kill_every, self.slow, self.join_half, self.training = kill_every, slow, join_half, training or {}
 
-    def job(self, steps, seed):
+    def job(self, steps, seed, rate):
         if self.together:
-            job = base(steps, 1, seed, self.batch * self.learners)
+            job = base(steps, 1, seed, rate, self.batch * self.learners)
             job["spec"]["training"]["threads"] = 2
             merge(job["spec"]["sync"], {"interval": steps, "fragments": 1, "warmup": {"steps": 0}})
         else:
-            job = base(steps, self.learners, seed, self.batch)
+            job = base(steps, self.learners, seed, rate, self.batch)
         merge(job["spec"]["sync"], self.sync)
         merge(job["spec"]["training"], self.training)
         return job
@@ -120,9 +120,9 @@ def keep_killing(ensemble, learners, seconds, stop, seed):
     return kills
 
 
-def run(build, mode, steps, seed, limit):
+def run(build, mode, steps, seed, rate, limit):
     """Trains once; the final validation loss, seconds, and what the syncer counted."""
-    job = mode.job(steps, seed)
+    job = mode.job(steps, seed, rate)
     with Ensemble(build, job, text=False) as e:
         start = time.monotonic()
         e.start_syncers()
@@ -174,6 +174,7 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rate", type=float, default=RATE, help="inner learning rate")
     parser.add_argument("--limit", type=float, default=900, help="seconds a run may take")
     parser.add_argument("--out", default="build/results/experiment.json")
     arguments = parser.parse_args()
@@ -188,7 +189,7 @@ def main():
     results, reference = [], {}
     for name in modes:
         mode = MODES[name]
-        runs = [run(arguments.build, mode, steps, seed + 1, arguments.limit) for seed in range(seeds)]
+        runs = [run(arguments.build, mode, steps, seed + 1, arguments.rate, arguments.limit) for seed in range(seeds)]
         losses = [r["loss"] for r in runs]
         mean = statistics.fmean(losses)
         spread = max(losses) - min(losses)
