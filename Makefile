@@ -151,6 +151,11 @@ demo:
 	@mkdir -p build/results
 	$(BUILD)/bin/diloco run $(JOB) --chaos $(DEMO_CHAOS) --results build/results/demo.json --sample "The word "
 
+# Under the thread sanitizer: the programs that have threads.
+THREADED := blas diloco example gemm kernels link_io local merge merge_bits model pool push server store train
+ifeq ($(SAN),thread)
+  UNIT_BIN := $(filter $(THREADED:%=$(BUILD)/unit/%),$(UNIT_BIN))
+endif
 unit: $(UNIT_BIN)
 	@tests/run_unit.sh $(BUILD) $(UNIT_BIN)
 

@@ -427,13 +427,11 @@ static void test_heartbeats_while_the_trainer_computes(void)
     open_trainer(&trainer, syncer, ANY_LEARNER);
     CU_ASSERT_EQUAL_FATAL(join(&trainer), DILOCO_CONTINUE);
     int64_t give_up_ns = dl_now_ns() + PATIENCE_NS;
-    uint64_t metas = 0;
     while (peek(syncer, &syncer->heartbeats) < 20) { /* This trainer is in the middle of a step. */
         CU_ASSERT_FATAL(dl_now_ns() < give_up_ns);
-        metas = peek(syncer, &syncer->heartbeats) < 5 ? peek(syncer, &syncer->metas) : metas;
         breathe(syncer);
     }
-    CU_ASSERT_EQUAL(peek(syncer, &syncer->metas), metas); /* No boundary, no META but the first. */
+    CU_ASSERT(peek(syncer, &syncer->metas) <= 1); /* No boundary, no META but that of the join. */
     CU_ASSERT_EQUAL(peek(syncer, &syncer->hellos), 1);
     CU_ASSERT_EQUAL(step(&trainer), DILOCO_CONTINUE);
     CU_ASSERT_EQUAL(trainer.info.ensemble_step, 40); /* As the syncer's heartbeats say. */

@@ -13,7 +13,7 @@ static void *stop_after_rounds(void *argument)
 {
     struct fake_syncer *syncer = argument;
     pthread_mutex_lock(&syncer->lock);
-    while (syncer->pushes_merged < 400) {
+    while (syncer->pushes_merged < 100) {
         pthread_cond_wait(&syncer->changed, &syncer->lock);
     }
     syncer->stop_result = DL_STOP_SUCCEEDED;
