@@ -92,12 +92,6 @@ void sy_merge_sort(struct sy_push *pushes, uint32_t push_count);
  */
 double sy_merge_norm(const double *sum_squares, uint32_t slice_count);
 
-/* Whether a push may be merged, given the norms of the round's other accepted pushes: DL_VERDICT_ACCEPTED,
- * DL_VERDICT_NOT_FINITE, or DL_VERDICT_NORM when `norm` exceeds `norm_limit` times the others' median (of an even
- * number: the mean of the middle two). Without others, or with a median of zero, there is nothing to compare with. At
- * most DL_SPEC_LEARNERS_MAX others. */
-enum dl_verdict sy_merge_check_push(double norm, const double *other_norms, uint32_t other_count, double norm_limit);
-
 /* Weight of a push: c_tokens * (c_tokens / c_steps), or 1 for equal weighting; times exp(-lambda * staleness),
  * staleness in versions. 0 when c_steps or c_tokens is 0. Equal bits everywhere: it does not use libm's exp. */
 double sy_merge_weight(const struct dl_sync_spec *sync, uint32_t c_steps, uint64_t c_tokens, uint64_t staleness);

@@ -1,8 +1,6 @@
 /* What is decided about a push before it is merged. */
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/hash.h"
 #include "syncer/merge/merge.h"
@@ -26,32 +24,6 @@ double sy_merge_norm(const double *sum_squares, uint32_t slice_count)
         sum += sum_squares[s];
     }
     return sqrt(sum);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const double *left = a;
-    const double *right = b;
-    return (*left > *right) - (*left < *right);
-}
-
-enum dl_verdict sy_merge_check_push(double norm, const double *other_norms, uint32_t other_count, double norm_limit)
-{
-    assert(other_count <= DL_SPEC_LEARNERS_MAX);
-    if (!isfinite(norm)) {
-        return DL_VERDICT_NOT_FINITE;
-    }
-    if (other_count == 0) {
-        return DL_VERDICT_ACCEPTED;
-    }
-    double sorted[DL_SPEC_LEARNERS_MAX];
-    memcpy(sorted, other_norms, other_count * sizeof *sorted);
-    qsort(sorted, other_count, sizeof *sorted, by_value);
-    double median = sorted[other_count / 2];
-    if (other_count % 2 == 0) {
-        median = (median + sorted[other_count / 2 - 1]) / 2;
-    }
-    return median > 0 && norm > norm_limit * median ? DL_VERDICT_NORM : DL_VERDICT_ACCEPTED;
 }
 
 /* exp(-x) for x >= 0, from additions and products alone: libm's exp has variants that differ in the last bit from one

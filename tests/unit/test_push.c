@@ -5,18 +5,8 @@
 #include "syncer/merge/merge.h"
 #include "tests/unit/unit.h"
 
-static void test_check_push(void)
+static void test_norm(void)
 {
-    static const double others[] = {4, 1, 3, 1000};
-    CU_ASSERT_EQUAL(sy_merge_check_push((double)NAN, others, 4, 10), DL_VERDICT_NOT_FINITE);
-    CU_ASSERT_EQUAL(sy_merge_check_push((double)INFINITY, NULL, 0, 10), DL_VERDICT_NOT_FINITE);
-    CU_ASSERT_EQUAL(sy_merge_check_push(1e30, NULL, 0, 10), DL_VERDICT_ACCEPTED);
-    CU_ASSERT_EQUAL(sy_merge_check_push(35, others, 4, 10), DL_VERDICT_ACCEPTED); /* Median 3.5. */
-    CU_ASSERT_EQUAL(sy_merge_check_push(35.1, others, 4, 10), DL_VERDICT_NORM);
-    CU_ASSERT_EQUAL(sy_merge_check_push(30, others, 3, 10), DL_VERDICT_ACCEPTED); /* Median 3. */
-    CU_ASSERT_EQUAL(sy_merge_check_push(30.1, others, 3, 10), DL_VERDICT_NORM);
-    static const double still[] = {0, 0, 5};
-    CU_ASSERT_EQUAL(sy_merge_check_push(1, still, 3, 10), DL_VERDICT_ACCEPTED);
     static const double squares[] = {9, 16, (double)NAN};
     CU_ASSERT_EQUAL(sy_merge_norm(squares, 2), 5);
     int finite = isfinite(sy_merge_norm(squares, 3));
@@ -47,4 +37,4 @@ static void test_hash(void)
     CU_ASSERT_NOT_EQUAL(sy_merge_hash(values, DL_BLOCK, 7), sy_merge_hash(values, DL_BLOCK, 8));
 }
 
-UNIT_MAIN("push", {"check push", test_check_push}, {"weight", test_weight}, {"hash", test_hash})
+UNIT_MAIN("push", {"norm", test_norm}, {"weight", test_weight}, {"hash", test_hash})
