@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/enum_names.h"
 #include "common/hash.h"
 #include "common/mem.h"
 
@@ -28,17 +29,6 @@ static void cut_release(struct cut *cut)
     free(cut->pieces);
 }
 
-static const char *kind_name(enum dl_layout_kind kind)
-{
-    switch (kind) {
-    case DL_LAYOUT_BALANCED: return "balanced";
-    case DL_LAYOUT_STRIDED: return "strided";
-    case DL_LAYOUT_LAYER: return "layer";
-    case DL_LAYOUT_TENSOR: return "tensor";
-    }
-    return "unknown";
-}
-
 /* Elements of what is never split: the last dimension; a vector may be split anywhere. */
 static uint64_t row_length(const struct dl_tensor *tensor)
 {
@@ -48,7 +38,7 @@ static uint64_t row_length(const struct dl_tensor *tensor)
 static enum dl_rc refuse_count(uint32_t wanted, enum dl_layout_kind kind, uint64_t largest, struct dl_err *err)
 {
     return dl_err_set(err, DL_EINVAL, "%u fragments with layout %s: some would be empty; at most %llu", wanted,
-                      kind_name(kind), (unsigned long long)DL_MIN(largest, DL_SPEC_FRAGMENTS_MAX));
+                      dl_layout_kind_name(kind), (unsigned long long)DL_MIN(largest, DL_SPEC_FRAGMENTS_MAX));
 }
 
 /* --- balanced and tensor: greedy bin packing --- */
