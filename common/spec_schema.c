@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/job_names.h"
 #include "common/mem.h"
 #include "common/spec_internal.h"
 
@@ -359,14 +360,7 @@ static const char head[] =
 
 /* Loss and goodput are strings, as Kubernetes advises for numbers with a fraction: what is shown is what was written.
  */
-static const char status[] =
-    "          status:\n"
-    "            type: object\n"
-    "            description: What is; written by the operator.\n"
-    "            properties:\n"
-    "              phase:\n"
-    "                type: string\n"
-    "                enum: [Pending, Running, Suspending, Suspended, Finishing, Succeeded, Stopped, Failed]\n"
+static const char status_after_phase[] =
     "              message: {type: string, description: 'Why it is in that phase, e.g. WaitingForQuorum 0/1 "
     "learners.'}\n"
     "              observedGeneration: {type: integer, format: int64}\n"
@@ -406,10 +400,9 @@ static const char status[] =
     "                  loss: {type: string}\n"
     "                  validationLoss: {type: string}\n"
     "                  goodput: {type: string}\n"
-    "                  quorum: {type: string, description: Have/need.}\n"
-    "              conditions:\n"
-    "                type: array\n"
-    "                description: Ready, Progressing, Degraded, Suspended, Succeeded, Failed.\n"
+    "                  quorum: {type: string, description: Have/need.}\n";
+
+static const char status_condition[] =
     "                maxItems: 16\n"
     "                x-kubernetes-list-type: map\n"
     "                x-kubernetes-list-map-keys: [type]\n"
@@ -423,6 +416,32 @@ static const char status[] =
     "                    lastTransitionTime: {type: string, format: date-time}\n"
     "                    observedGeneration: {type: integer, format: int64, minimum: 0}\n"
     "                  required: [type, status, reason, message, lastTransitionTime]\n";
+
+static void put_names(struct dl_buf *out, unsigned depth, const char *before, const char *const *names, size_t count,
+                      const char *after)
+{
+    dl_buf_printf(out, "%*s%s", (int)depth * 2, "", before);
+    for (size_t i = 0; i < count; i++) {
+        dl_buf_printf(out, "%s%s", i > 0 ? ", " : "", names[i]);
+    }
+    dl_buf_printf(out, "%s\n", after);
+}
+
+static void put_status(struct dl_buf *out)
+{
+    line(out, 5, "status:");
+    line(out, 6, "type: object");
+    line(out, 6, "description: What is; written by the operator.");
+    line(out, 6, "properties:");
+    line(out, 7, "phase:");
+    line(out, 8, "type: string");
+    put_names(out, 8, "enum: [", dl_job_phase_names, DL_JOB_PHASE_COUNT, "]");
+    dl_buf_puts(out, status_after_phase);
+    line(out, 7, "conditions:");
+    line(out, 8, "type: array");
+    put_names(out, 8, "description: ", dl_condition_names, DL_CONDITION_COUNT, ".");
+    dl_buf_puts(out, status_condition);
+}
 
 void dl_spec_crd_yaml(struct dl_buf *out)
 {
@@ -439,7 +458,7 @@ void dl_spec_crd_yaml(struct dl_buf *out)
     describe(out, 6, spec.at);
     put_rules(out, 6, spec.at, false);
     put_properties(out, 6, &spec, false);
-    dl_buf_puts(out, status);
+    put_status(out);
 }
 
 enum dl_rc dl_spec_crd_json(char **out, struct dl_err *err)

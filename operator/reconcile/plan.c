@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/job_names.h"
 #include "common/mem.h"
 #include "common/wire.h"
 #include "operator/reconcile/plan_internal.h"
@@ -32,9 +33,7 @@ static const char *const reason_names[OP_REASON_COUNT] = {
     "Suspended", "Completed", "StopRequested", "DeadlineExceeded", "TimedOut",      "SyncerFailed",
     "BadInput",  "Refused",   "CrashLoop",     "EvaluatorFailed",  "Waiting",
 };
-static const char *const phase_names[] = {
-    "Pending", "Running", "Suspending", "Suspended", "Finishing", "Succeeded", "Stopped", "Failed",
-};
+static_assert(OP_JOB_FAILED + 1 == DL_JOB_PHASE_COUNT, "each phase has a name");
 
 const char *op_kind_name(enum op_kind kind)
 {
@@ -48,7 +47,7 @@ const char *op_reason_name(enum op_reason reason)
 
 const char *op_job_phase_name(enum op_job_phase phase)
 {
-    return phase_names[phase];
+    return dl_job_phase_names[phase];
 }
 
 enum dl_rc op_planner_new(struct op_planner **out, struct dl_err *err)

@@ -6,6 +6,7 @@
 #include "common/spec_schema.h"
 #include "common/spec_table.h"
 #include "common/yaml.h"
+#include "operator/reconcile/plan.h"
 #include "tests/unit/unit.h"
 
 static struct dl_node *parse_crd(void)
@@ -181,6 +182,44 @@ static void test_status_has_what_columns_and_scale_show(void)
     dl_node_free(root);
 }
 
+/* K7: every phase that the planner can say, and no other, is one that the API server takes. */
+static void test_phases_are_the_planners(void)
+{
+    struct dl_node *root = parse_crd();
+    const struct dl_node *name = first_of(dl_node_get(property(schema_of(root), "status.phase"), "enum"));
+    for (int phase = 0; phase <= OP_JOB_FAILED; phase++, name = name->next) {
+        CU_ASSERT_PTR_NOT_NULL_FATAL(name);
+        CU_ASSERT_STRING_EQUAL(name->text, op_job_phase_name((enum op_job_phase)phase));
+    }
+    CU_ASSERT_PTR_NULL(name);
+    dl_node_free(root);
+}
+
+/* The columns that `kubectl get ddj` prints, in order; those of `-o wide` may stand between them. */
+static void test_columns_and_names(void)
+{
+    static const char *const wanted[] = {"Phase", "Learners", "Quorum", "Step", "Loss", "Goodput", "Age"};
+    struct dl_node *root = parse_crd();
+    const struct dl_node *spec = dl_node_get(root, "spec"), *names = dl_node_get(spec, "names");
+    const struct dl_node *columns = dl_node_get(first_of(dl_node_get(spec, "versions")), "additionalPrinterColumns");
+    size_t count = 0;
+    for (const struct dl_node *column = first_of(columns); column != NULL; column = column->next) {
+        if (dl_node_get(column, "priority") == NULL) {
+            CU_ASSERT_FATAL(count < DL_COUNT_OF(wanted));
+            CU_ASSERT_STRING_EQUAL(text_of(column, "name"), wanted[count]);
+            count++;
+        }
+    }
+    CU_ASSERT_EQUAL(count, DL_COUNT_OF(wanted));
+    CU_ASSERT_STRING_EQUAL(first_of(dl_node_get(names, "shortNames"))->text, "ddj");
+    CU_ASSERT_PTR_NOT_NULL(first_of(dl_node_get(names, "categories")));
+    CU_ASSERT_STRING_EQUAL(text_of(property(schema_of(root), "status.syncer.quorum"), "type"), "string");
+    const struct dl_node *conditions = property(schema_of(root), "status.conditions");
+    CU_ASSERT_STRING_EQUAL(text_of(conditions, "x-kubernetes-list-type"), "map");
+    CU_ASSERT_STRING_EQUAL(first_of(dl_node_get(conditions, "x-kubernetes-list-map-keys"))->text, "type");
+    dl_node_free(root);
+}
+
 static void test_json_is_the_same_definition(void)
 {
     char *json = NULL;
@@ -226,5 +265,6 @@ UNIT_MAIN("spec_schema",
           {"every field has its default and bounds", test_every_field_is_in_the_schema_with_default_and_bounds},
           {"K8 frozen fields", test_frozen_fields_have_a_rule_and_others_have_none},
           {"rules between fields", test_every_rule_stands_at_its_object},
-          {"K7 status", test_status_has_what_columns_and_scale_show}, {"JSON", test_json_is_the_same_definition},
+          {"K7 status", test_status_has_what_columns_and_scale_show}, {"K7 phases", test_phases_are_the_planners},
+          {"columns and names", test_columns_and_names}, {"JSON", test_json_is_the_same_definition},
           {"committed definition is current", test_committed_definition_is_what_the_table_says})
