@@ -13,6 +13,7 @@
 #   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
 #   make lint           formatting, static analysis, include rules, banned calls
 #   make lint-selftest  plants a fault for each gate and expects it to turn red
+#   make manifests      what is made from sources but kept: CRD, job reference, helm/install.yaml (HELM=path of helm)
 #   make install        programs, library and header below $(DESTDIR)$(PREFIX)
 #   make clean          remove build/
 #
@@ -72,7 +73,7 @@ INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/t
 
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
-.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest install clean FORCE
+.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest manifests install clean FORCE
 all: programs library
 programs: $(PROGRAMS)
 library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
@@ -191,6 +192,15 @@ bench: programs library $(BENCH_BIN)
 experiment experiment-long: programs
 	@tests/deps.sh build demo test
 	@/usr/bin/python3 tests/experiment/experiment.py --build $(BUILD) --plan $(if $(filter %-long,$@),long,quick)
+
+# Helm is one of the tools of the test cluster; any other of version 3 does too.
+HELM ?= $(shell tests/cluster/build_tools.sh --where)/helm
+CHART_CRD := helm/diloco/files/decoupleddilocojobs.yaml
+manifests: $(BUILD)/tools/spec
+	$(BUILD)/tools/spec crd > crds/decoupleddilocojobs.yaml
+	$(BUILD)/tools/spec reference > docs/job-reference.md
+	cp crds/decoupleddilocojobs.yaml $(CHART_CRD)
+	$(HELM) template diloco helm/diloco --namespace diloco-system --kube-version 1.36.0 --set plainManifests=true > helm/install.yaml
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include

@@ -317,7 +317,7 @@ static void put_pools(struct dl_buf *out, unsigned depth)
 /* --- the whole -------------------------------------------------------------------------------------------------- */
 
 static const char head[] =
-    "# Made from the table of job fields: build/release/tools/spec crd > crds/decoupleddilocojobs.yaml\n"
+    "# Made from the table of job fields by `make manifests`; do not edit.\n"
     "apiVersion: apiextensions.k8s.io/v1\n"
     "kind: CustomResourceDefinition\n"
     "metadata:\n"
