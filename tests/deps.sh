@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the project needs: deps.sh [GROUP...], groups build, demo, test, lint (default: all).
+# Installs the Debian packages that the project needs: deps.sh [GROUP...], groups build, demo, test, lint, cluster (default: all).
 # Says what each missing one is for. Needs root or sudo only when something is missing.
 set -euo pipefail
 
@@ -28,6 +28,17 @@ test python3-torch           independent oracle for the trainer
 test python3-venv            own environment for make test-compat and bench-deps
 test openssl                 certificates for tests of TLS
 test procps                  process tables in integration tests
+cluster etcd-server         state of the test cluster
+cluster containerd          runs its containers
+cluster runc                starts them
+cluster containernetworking-plugins  their network
+cluster iptables            their services
+cluster conntrack           kube-proxy asks for it
+cluster iproute2            bridge and namespaces
+cluster procps              sysctl
+cluster openssl             certificates
+cluster python3             the harness and its tests
+cluster python3-venv        Go from PyPI where this machine has none
 lint clang-format            formatting gate
 lint clang-tidy              static analysis gate
 lint cppcheck                static analysis gate
@@ -35,7 +46,7 @@ LIST
 }
 
 groups=("$@")
-[ ${#groups[@]} -gt 0 ] || groups=(build demo test lint)
+[ ${#groups[@]} -gt 0 ] || groups=(build demo test lint cluster)
 command -v dpkg-query > /dev/null || {
     echo "deps: this is not Debian; install the equivalents of:" >&2
     packages >&2
@@ -63,5 +74,5 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 "${as_root[@]}" apt-get update -qq
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+"${as_root[@]}" apt-get -o DPkg::Lock::Timeout=300 install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
 echo "deps: installed ${#missing[@]} packages"
