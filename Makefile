@@ -15,9 +15,13 @@
 #   make lint-selftest  plants a fault for each gate and expects it to turn red
 #   make manifests      what is made from sources but kept: CRD, job reference, helm/install.yaml (HELM=path of helm)
 #   make install        programs, library and header below $(DESTDIR)$(PREFIX)
+#   make images         container images as OCI archives in build/<variant>/images, without a container engine
+#   make test-cluster   tests on a real Kubernetes of two nodes that is brought up here (root), or on KUBECONFIG's
+#   make demo-cluster   the same cluster with the chart and a sample job that trains; left up to look around
 #   make clean          remove build/
 #
 # Variables: SAN=address|undefined|thread  DEBUG=1  V=1 (show commands)  PREFIX=/usr/local  JOB=job.yaml (for demo)
+#            IMAGE_PREFIX=localhost  IMAGE_TAG=dev (for images)
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
@@ -73,7 +77,8 @@ INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/t
 
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
-.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest manifests install clean FORCE
+.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest manifests \
+  images test-cluster demo-cluster install clean FORCE
 all: programs library
 programs: $(PROGRAMS)
 library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
@@ -201,6 +206,22 @@ manifests: $(BUILD)/tools/spec
 	$(BUILD)/tools/spec reference > docs/job-reference.md
 	cp crds/decoupleddilocojobs.yaml $(CHART_CRD)
 	$(HELM) template diloco helm/diloco --namespace diloco-system --kube-version 1.36.0 --set plainManifests=true > helm/install.yaml
+IMAGE_PREFIX ?= localhost
+IMAGE_TAG ?= dev
+images: programs
+	@images/build_oci.py --build $(BUILD) --prefix $(IMAGE_PREFIX) --tag $(IMAGE_TAG)
+
+# The programs in the images are those of the address sanitizer's variant, unless SAN says otherwise.
+CLUSTER_SAN := $(or $(SAN),address)
+test-cluster:
+	@tests/deps.sh build test cluster
+	@$(MAKE) --no-print-directory -j$$(nproc) SAN=$(CLUSTER_SAN) IMAGE_TAG=test images
+	@tests/cluster/run.py --build build/san-$(CLUSTER_SAN)
+
+demo-cluster:
+	@tests/deps.sh build demo cluster
+	@$(MAKE) --no-print-directory -j$$(nproc) images
+	@tests/cluster/demo.py --build $(BUILD)
 
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
