@@ -9,6 +9,7 @@
 #include "common/job_names.h"
 #include "common/mem.h"
 #include "common/spec_internal.h"
+#include "common/spec_range.h"
 
 /* Fields [begin, end) share the first `shared` characters of their paths: the branch that they are below. */
 struct branch {
@@ -122,6 +123,13 @@ static void put_bounds(struct dl_buf *out, unsigned depth, const struct dl_field
     }
 }
 
+static void put_pattern(struct dl_buf *out, unsigned depth, void (*put)(struct dl_buf *out, double bound), double bound)
+{
+    dl_buf_printf(out, "%*s- pattern: '", (int)depth * 2, "");
+    put(out, bound);
+    dl_buf_puts(out, "'\n");
+}
+
 static void put_number(struct dl_buf *out, unsigned depth, const struct dl_field *field)
 {
     if ((field->flags & DL_FIELD_PLAIN) != 0) {
@@ -130,7 +138,12 @@ static void put_number(struct dl_buf *out, unsigned depth, const struct dl_field
     } else {
         /* A schema without a type, since none stands for "number or string": so all else is ruled out by name. */
         line(out, depth, "x-kubernetes-preserve-unknown-fields: true");
-        line(out, depth, "pattern: '^-?([0-9]+(\\.[0-9]*)?|\\.[0-9]+)([eE][-+]?[0-9]+)?$'");
+        line(out, depth, "pattern: '%s'", DL_RANGE_DECIMAL);
+        line(out, depth, "allOf:");
+        if (field->min > 0) {
+            put_pattern(out, depth, dl_range_at_least, field->min);
+        }
+        put_pattern(out, depth, dl_range_at_most, field->max);
         line(out, depth, "maxProperties: 0");
         line(out, depth, "maxItems: 0");
         line(out, depth, "not: {enum: [true, false, {}, []]}");

@@ -8,6 +8,7 @@
 #include "common/buf.h"
 #include "common/mem.h"
 #include "common/spec_internal.h"
+#include "common/spec_range.h"
 
 #define SHOWN "%.80s" /* As much of a wrong value as leaves room to say what is allowed. */
 #define PLACE(type) ((type *)(void *)((char *)base + field->offset))
@@ -37,7 +38,8 @@ static enum dl_rc set_integer(const struct dl_field *field, void *base, const ch
     return DL_OK;
 }
 
-/* Decimal notation only: strtod would also take spaces, hexadecimal numbers and words. */
+/* Decimal notation only: strtod would also take spaces, hexadecimal numbers and words. In quotes only what a pattern can
+ * keep within bounds. */
 static enum dl_rc set_number(const struct dl_field *field, void *base, const char *text, bool quoted,
                              struct dl_err *err)
 {
@@ -45,9 +47,17 @@ static enum dl_rc set_number(const struct dl_field *field, void *base, const cha
     char *end;
     double value = strtod(text, &end);
     bool is_number = end != text && *end == 0 && strspn(text, "0123456789+-.eE") == strlen(text) && isfinite(value);
-    if (!is_number || (quoted && is_plain) || value < field->min || value > field->max) {
+    bool is_allowed = !quoted || (!is_plain && dl_is_decimal(text));
+    bool is_within = is_number && is_allowed && value >= field->min && value <= field->max;
+    if (is_within && quoted) {
+        is_within = dl_decimal_compare(text, field->min) >= 0 && dl_decimal_compare(text, field->max) <= 0;
+    }
+    if (!is_within) {
         return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a number from %g to %g%s", text, field->min,
-                          field->max, is_plain ? ", without quotes" : "");
+                          field->max,
+                          is_plain      ? ", without quotes"
+                          : !is_allowed ? ", in quotes as 0.5"
+                                        : "");
     }
     *PLACE(double) = value;
     return DL_OK;

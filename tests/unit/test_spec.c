@@ -298,6 +298,9 @@ static void check_field(const struct dl_field *field, bool is_pool, const char *
     struct dl_buf text;
     dl_buf_init(&text, 1 << 16);
     other_value(field, value, sizeof value);
+    if (field->type == DL_FIELD_F64 && quote[0] != 0) { /* In quotes there are no exponents. */
+        snprintf(value, sizeof value, "%.16f", strtod(value, NULL));
+    }
     manifest_with(field, is_pool, value, quote, &text);
     struct dl_spec *spec = NULL, *again = NULL;
     struct dl_err err = {0};
