@@ -1,0 +1,156 @@
+/* bench_start: how long a person waits for the first inner step, and what idle programs weigh.
+ *
+ * `diloco run` of a job like the demo's, from its exec to the first inner step of any learner, as the syncer's /status has it;
+ * resident memory of a syncer with nobody connected; sizes of the programs. */
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "tests/bench/syncer_rig.h"
+
+#define REPEATS 5
+#define LOOKS_MAX 6000 /* 5 ms apart. */
+#define TEXT_MB 4
+
+static char bin[512];
+static char folder[] = "/tmp/diloco-bench-start-XXXXXX";
+
+static void write_inputs(void)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/text", folder);
+    FILE *text = fopen(path, "w");
+    if (text == NULL) {
+        rig_fail(path);
+    }
+    for (uint32_t i = 0; i < TEXT_MB * 1000000 / 10; i++) {
+        fprintf(text, "%09u ", i * 2654435761u);
+    }
+    fclose(text);
+    snprintf(path, sizeof path, "%s/job.yaml", folder);
+    FILE *job = fopen(path, "w");
+    if (job == NULL) {
+        rig_fail(path);
+    }
+    fputs("apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: start}\nspec:\n"
+          "  training:\n    tokenBudget: 100000000\n    batchSequences: 8\n    evaluationSeconds: 0\n"
+          "    model: {width: 96, layers: 3, heads: 4, sequenceLength: 128}\n    data: {paths: [text]}\n"
+          "  sync: {fragments: 8, interval: 24}\n  learners: {min: 1, max: 4, replicas: 4}\n",
+          job);
+    fclose(job);
+}
+
+/* Whether a learner of the run has made a step, as its syncer says. */
+static bool has_stepped(const char *run)
+{
+    static struct rig rig;
+    static char text[RIG_TEXT_BYTES];
+    char path[256];
+    snprintf(path, sizeof path, "%s/ports/shard-0", run);
+    FILE *file = fopen(path, "r");
+    bool got = file != NULL && fgets(rig.address, sizeof rig.address, file) != NULL;
+    if (file != NULL) {
+        fclose(file);
+    }
+    if (!got || strchr(rig.address, '\n') == NULL) {
+        return false;
+    }
+    rig.address[strcspn(rig.address, "\n")] = '\0';
+    rig_get(&rig, "/status", text, sizeof text);
+    return rig_number_after(text, "\"step\":") > 0;
+}
+
+static double start_once(int number)
+{
+    char program[600], job[128], run[128];
+    snprintf(program, sizeof program, "%s/diloco", bin);
+    snprintf(job, sizeof job, "%s/job.yaml", folder);
+    snprintf(run, sizeof run, "%s/run-%d", folder, number);
+    int64_t start = dl_now_ns();
+    pid_t pid = fork();
+    if (pid == 0) {
+        int null = open("/dev/null", O_RDWR);
+        dup2(null, 1);
+        dup2(null, 2);
+        execl(program, program, "run", job, "--dir", run, (char *)NULL);
+        _exit(127);
+    }
+    double seconds = -1;
+    for (int i = 0; i < LOOKS_MAX && seconds < 0; i++) {
+        if (has_stepped(run)) {
+            seconds = (double)(dl_now_ns() - start) * 1e-9;
+        }
+        usleep(5000);
+    }
+    kill(pid, SIGINT);
+    usleep(200000);
+    kill(pid, SIGINT);
+    waitpid(pid, NULL, 0);
+    if (seconds < 0) {
+        fprintf(stderr, "bench: %s run made no step\n", program);
+        exit(1);
+    }
+    return seconds;
+}
+
+static double size_mb(const char *name)
+{
+    char path[600];
+    struct stat info;
+    snprintf(path, sizeof path, "%s/%s", bin, name);
+    if (stat(path, &info) != 0) {
+        rig_fail(path);
+    }
+    return (double)info.st_size * 1e-6;
+}
+
+static double idle_mb(void)
+{
+    static struct rig rig;
+    char program[600];
+    snprintf(program, sizeof program, "%s/diloco-syncer", bin);
+    rig_start(&rig, &(struct rig_setup){.program = program,
+                                        .fragments = 8,
+                                        .rows = 1,
+                                        .columns = 1,
+                                        .compression = "int8",
+                                        .broadcast = "none",
+                                        .durable = true});
+    char text[RIG_TEXT_BYTES / 8];
+    rig_get(&rig, "/status", text, sizeof text);
+    double mb = rig_memory_mb(rig.pid, "VmRSS:");
+    rig_stop(&rig);
+    return mb;
+}
+
+int main(int argc, char **argv)
+{
+    struct bench_report report = {0};
+    rig_find_program(argv[0], "", bin, sizeof bin);
+    if (argc > 1) {
+        snprintf(bin, sizeof bin, "%s", argv[1]);
+    }
+    if (mkdtemp(folder) == NULL) {
+        rig_fail(folder);
+    }
+    write_inputs();
+    double seconds[REPEATS];
+    for (int i = 0; i < REPEATS; i++) {
+        seconds[i] = start_once(i);
+    }
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (system(command) != 0) {
+        return 1;
+    }
+    struct bench_stats start = bench_stats_of(seconds, REPEATS);
+    double idle = idle_mb(), syncer = size_mb("diloco-syncer"), worker = size_mb("diloco-worker");
+    printf("diloco run to the first inner step: %.2f s (%.2f .. %.2f); idle syncer %.1f MB; programs: syncer %.2f MB, "
+           "worker "
+           "%.2f MB\n",
+           start.median, start.min, start.max, idle, syncer, worker);
+    bench_add(&report, "start_seconds", start.median, "s", "limit_1_s", start.median);
+    bench_add(&report, "syncer_idle_mb", idle, "MB", NULL, 0);
+    bench_add(&report, "syncer_binary_mb", syncer, "MB", NULL, 0);
+    bench_add(&report, "worker_binary_mb", worker, "MB", NULL, 0);
+    return bench_write(&report, "build/results/start.json");
+}

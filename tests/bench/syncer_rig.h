@@ -1,0 +1,427 @@
+/* syncer_rig: a real diloco-syncer and learners that train nothing, for the benches of whole rounds.
+ *
+ * Learners are threads of the bench that do nothing but call diloco_step: each round moves every learner's encoded
+ * fragment in and the new version out to all. For tests/bench alone; a failure ends the program. */
+#ifndef DL_TESTS_BENCH_SYNCER_RIG_H
+#define DL_TESTS_BENCH_SYNCER_RIG_H
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/mem.h"
+#include "tests/bench/bench.h"
+#include "worker/link/diloco.h"
+
+#define RIG_LEARNERS_MAX 64
+#define RIG_FRAGMENTS_MAX 8
+#define RIG_TEXT_BYTES 262144
+
+struct rig_setup {
+    const char *program;                         /* diloco-syncer */
+    uint32_t learners, fragments, rows, columns; /* A fragment is one tensor of rows x columns. */
+    const char *compression, *broadcast;
+    bool durable;
+    uint32_t pause_us; /* Between two steps. */
+};
+
+struct rig { /* One at a time. */
+    struct rig_setup setup;
+    char folder[64], address[64];
+    pid_t pid;
+    atomic_bool stop;
+    _Atomic uint64_t last_round;
+    uint32_t started;
+    pthread_t threads[RIG_LEARNERS_MAX];
+    struct rig_learner {
+        struct rig *rig;
+        int number;
+        _Atomic uint64_t pushes, updates;
+    } learners[RIG_LEARNERS_MAX];
+};
+
+static inline void rig_fail(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static inline uint64_t rig_fragment_bytes(const struct rig_setup *setup)
+{
+    return (uint64_t)setup->rows * setup->columns * sizeof(float);
+}
+
+/* build/VARIANT/bench/NAME stands beside build/VARIANT/bin. */
+static inline void rig_find_program(const char *argv0, const char *name, char *path, size_t size)
+{
+    const char *slash = strrchr(argv0, '/');
+    snprintf(path, size, "%.*s/../bin/%s", slash == NULL ? 1 : (int)(slash - argv0), slash == NULL ? "." : argv0, name);
+}
+
+/* --- the syncer ------------------------------------------------------------------------------------------------------ */
+
+static inline void rig_write_file(const struct rig *rig, const char *name, const char *text)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", rig->folder, name);
+    FILE *file = fopen(path, "w");
+    if (file == NULL || fputs(text, file) < 0 || fclose(file) != 0) {
+        rig_fail(path);
+    }
+}
+
+static inline void rig_write_job(const struct rig *rig)
+{
+    const struct rig_setup *s = &rig->setup;
+    uint32_t learners = DL_MAX(s->learners, 1u), interval = DL_MAX(s->fragments, 2u);
+    char text[2048];
+    snprintf(
+        text, sizeof text,
+        "{\"apiVersion\":\"diloco.dev/v1alpha1\",\"kind\":\"DecoupledDiLoCoJob\",\"metadata\":{\"name\":\"bench\"},"
+        "\"spec\":{\"training\":{\"tokenBudget\":1000000000000,\"data\":{\"paths\":[\"/dev/null\"]}},"
+        "\"sync\":{\"fragments\":%u,\"interval\":%u,\"overlap\":1,\"warmup\":{\"steps\":0},\"quorum\":%u,"
+        "\"compression\":\"%s\",\"broadcastCompression\":\"%s\",\"grace\":{\"mode\":\"none\"}},"
+        "\"learners\":{\"min\":1,\"max\":%u,\"replicas\":%u}}}",
+        s->fragments, interval, learners, s->compression, s->broadcast, learners, learners);
+    rig_write_file(rig, "job.json", text);
+    rig_write_file(rig, "token", "bench\n");
+}
+
+static inline void rig_start_syncer(struct rig *rig)
+{
+    char job[128], token[128], port[128], state[128];
+    snprintf(job, sizeof job, "%s/job.json", rig->folder);
+    snprintf(token, sizeof token, "%s/token", rig->folder);
+    snprintf(port, sizeof port, "%s/port", rig->folder);
+    snprintf(state, sizeof state, "%s/state", rig->folder);
+    rig->pid = fork();
+    if (rig->pid == 0) {
+        execl(rig->setup.program, rig->setup.program, "--job", job, "--shard", "0", "--listen", "127.0.0.1:0",
+              "--token-file", token, "--port-file", port, "--state-dir", rig->setup.durable ? state : "", "--log-level",
+              "error", (char *)NULL);
+        _exit(127);
+    }
+    for (int i = 0; i < 500; i++) {
+        FILE *file = fopen(port, "r");
+        bool got = file != NULL && fgets(rig->address, sizeof rig->address, file) != NULL;
+        if (file != NULL) {
+            fclose(file);
+        }
+        if (got) {
+            rig->address[strcspn(rig->address, "\n")] = '\0';
+            return;
+        }
+        usleep(20000);
+    }
+    rig_fail("bench: the syncer did not start");
+}
+
+static inline double rig_cpu_of_syncer(const struct rig *rig)
+{
+    char path[64], text[1024] = "";
+    unsigned long user = 0, system = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)rig->pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL || fgets(text, sizeof text, file) == NULL) {
+        rig_fail(path);
+    }
+    fclose(file);
+    const char *rest = strrchr(text, ')');
+    if (rest == NULL || sscanf(rest, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) != 2) {
+        rig_fail("bench: /proc/PID/stat");
+    }
+    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+}
+
+/* A line of /proc/PID/status in MB: "VmRSS:", "VmHWM:". */
+static inline double rig_memory_mb(pid_t pid, const char *key)
+{
+    char path[64], line[256];
+    double kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL) {
+        rig_fail(path);
+    }
+    while (fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, key, strlen(key)) == 0) {
+            kib = strtod(line + strlen(key), NULL);
+        }
+    }
+    fclose(file);
+    return kib * 1024e-6;
+}
+
+static inline int rig_connect(const char *where)
+{
+    char host[64];
+    snprintf(host, sizeof host, "%s", where);
+    char *colon = strrchr(host, ':');
+    struct sockaddr_in peer = {.sin_family = AF_INET};
+    *colon = '\0';
+    peer.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10));
+    inet_pton(AF_INET, host, &peer.sin_addr);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(fd, (struct sockaddr *)&peer, sizeof peer) != 0) {
+        rig_fail("bench: connect");
+    }
+    return fd;
+}
+
+/* GET `path`; the whole answer in `text`. */
+static inline void rig_get(const struct rig *rig, const char *path, char *text, size_t size)
+{
+    char request[128];
+    snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n", path);
+    int fd = rig_connect(rig->address);
+    size_t used = 0;
+    ssize_t got = send(fd, request, strlen(request), 0);
+    while (got > 0 && used < size - 1) {
+        got = recv(fd, text + used, size - 1 - used, 0);
+        used += got > 0 ? (size_t)got : 0;
+    }
+    text[used] = '\0';
+    close(fd);
+}
+
+struct rig_status {
+    double in, out, merge, commit; /* Bytes, seconds. */
+};
+
+static inline double rig_number_after(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+    return at == NULL ? 0 : strtod(at + strlen(key), NULL);
+}
+
+static inline struct rig_status rig_read_status(const struct rig *rig)
+{
+    static char text[RIG_TEXT_BYTES];
+    rig_get(rig, "/status", text, sizeof text);
+    const char *times = strstr(text, "\"times\"");
+    times = times == NULL ? "" : times;
+    return (struct rig_status){.in = rig_number_after(text, "\"bytesIn\":"),
+                               .out = rig_number_after(text, "\"bytesOut\":"),
+                               .merge = rig_number_after(times, "\"merge\":"),
+                               .commit = rig_number_after(times, "\"commit\":")};
+}
+
+/* --- learners --------------------------------------------------------------------------------------------------------- */
+
+static inline void rig_must(int code, const struct diloco_error *error)
+{
+    if (code < 0) {
+        fprintf(stderr, "bench: %s\n", error->text);
+        exit(1);
+    }
+}
+
+static inline void *rig_learn(void *argument)
+{
+    struct rig_learner *self = argument;
+    struct rig *rig = self->rig;
+    const struct rig_setup *s = &rig->setup;
+    struct diloco_error error;
+    struct diloco_info info = {0};
+    char endpoint[80], uid[32];
+    snprintf(endpoint, sizeof endpoint, "ws://%s", rig->address);
+    snprintf(uid, sizeof uid, "bench:%d", self->number);
+    struct diloco_options options = {.struct_size = sizeof options,
+                                     .job = "bench",
+                                     .endpoints = endpoint,
+                                     .token = "bench",
+                                     .learner = self->number,
+                                     .uid = uid};
+    struct diloco *d = NULL;
+    float *values[RIG_FRAGMENTS_MAX];
+    rig_must(diloco_open(&options, &d, &error), &error);
+    for (uint32_t p = 0; p < s->fragments; p++) {
+        const uint64_t shape[2] = {s->rows, s->columns};
+        char name[8] = {(char)('a' + p), '\0'};
+        values[p] = dl_alloc_aligned(rig_fragment_bytes(s));
+        rig_must(diloco_register(d, name, values[p], 2, shape, DILOCO_WEIGHT, 0, &error), &error);
+    }
+    rig_must(diloco_join(d, &info, &error), &error);
+    while (!atomic_load(&rig->stop)) {
+        for (uint32_t p = 0; p < s->fragments; p++) {
+            values[p][info.step % 1000] += 1e-3f;
+        }
+        rig_must(diloco_step(d, 32, 1.0f, &info, &error), &error);
+        atomic_store(&self->pushes, info.pushes_total);
+        atomic_store(&self->updates, info.updates_total);
+        uint64_t seen = atomic_load(&rig->last_round);
+        while (info.last_round > seen && !atomic_compare_exchange_weak(&rig->last_round, &seen, info.last_round)) {
+        }
+        usleep(s->pause_us);
+    }
+    diloco_close(d);
+    for (uint32_t p = 0; p < s->fragments; p++) {
+        free(values[p]);
+    }
+    return NULL;
+}
+
+static inline void rig_wait_for_round(const struct rig *rig, uint64_t round)
+{
+    for (int i = 0; atomic_load(&rig->last_round) < round; i++) {
+        if (i > 120000) {
+            fprintf(stderr, "bench: no round within two minutes\n");
+            exit(1);
+        }
+        usleep(1000);
+    }
+}
+
+static inline void rig_start(struct rig *rig, const struct rig_setup *setup)
+{
+    *rig = (struct rig){.setup = *setup, .folder = "/tmp/diloco-bench-XXXXXX"};
+    if (mkdtemp(rig->folder) == NULL) {
+        rig_fail(rig->folder);
+    }
+    rig_write_job(rig);
+    rig_start_syncer(rig);
+    for (uint32_t i = 0; i < setup->learners; i++) {
+        rig->learners[i].rig = rig;
+        rig->learners[i].number = (int)i;
+        if (pthread_create(&rig->threads[i], NULL, rig_learn, &rig->learners[i]) != 0) {
+            rig_fail("bench: thread");
+        }
+    }
+    rig->started = setup->learners;
+}
+
+/* Ends learners and syncer and removes the folder. */
+static inline void rig_stop(struct rig *rig)
+{
+    atomic_store(&rig->stop, true);
+    for (uint32_t i = 0; i < rig->started; i++) {
+        pthread_join(rig->threads[i], NULL);
+    }
+    kill(rig->pid, SIGTERM);
+    waitpid(rig->pid, NULL, 0);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", rig->folder);
+    if (system(command) != 0) {
+        rig_fail(rig->folder);
+    }
+}
+
+/* --- yardsticks ------------------------------------------------------------------------------------------------------- */
+
+struct rig_raw {
+    int fd;
+    uint64_t bytes, window; /* To move; memory cycled through. */
+    bool sends;
+    double cpu;
+};
+
+static inline double rig_cpu_of_thread(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    return (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+}
+
+/* Moves `bytes` over a socket from or to memory of its own, and notes the CPU seconds that this took. */
+static inline void *rig_raw_move(void *argument)
+{
+    struct rig_raw *raw = argument;
+    uint8_t *memory = dl_alloc_aligned(raw->window);
+    memset(memory, 1, raw->window);
+    double before = rig_cpu_of_thread();
+    for (uint64_t done = 0; done < raw->bytes;) {
+        uint64_t at = done % raw->window;
+        uint64_t most = DL_MIN(raw->window - at, raw->bytes - done);
+        ssize_t moved = raw->sends ? send(raw->fd, memory + at, DL_MIN(most, (uint64_t)1 << 20), 0)
+                                   : recv(raw->fd, memory + at, most, 0);
+        if (moved <= 0) {
+            rig_fail("bench: raw transfer");
+        }
+        done += (uint64_t)moved;
+    }
+    raw->cpu = rig_cpu_of_thread() - before;
+    free(memory);
+    return NULL;
+}
+
+/* A connected pair over loopback TCP. */
+static inline void rig_raw_pair(int fds[2])
+{
+    struct sockaddr_in local = {.sin_family = AF_INET};
+    local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof local;
+    char where[64];
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (bind(listener, (struct sockaddr *)&local, size) != 0 || listen(listener, 1) != 0 ||
+        getsockname(listener, (struct sockaddr *)&local, &size) != 0) {
+        rig_fail("bench: listen");
+    }
+    snprintf(where, sizeof where, "127.0.0.1:%u", ntohs(local.sin_port));
+    fds[0] = rig_connect(where);
+    fds[1] = accept(listener, NULL, NULL);
+    if (fds[1] < 0) {
+        rig_fail("bench: accept");
+    }
+    close(listener);
+}
+
+/* CPU seconds a GB of a plain receiver that places what it gets. */
+static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
+{
+    int fds[2];
+    rig_raw_pair(fds);
+    struct rig_raw ends[2] = {{.fd = fds[0], .bytes = bytes, .window = window, .sends = true},
+                              {.fd = fds[1], .bytes = bytes, .window = window}};
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, rig_raw_move, &ends[0]) != 0) {
+        rig_fail("bench: thread");
+    }
+    rig_raw_move(&ends[1]);
+    pthread_join(thread, NULL);
+    close(fds[0]);
+    close(fds[1]);
+    return ends[1].cpu / ((double)bytes * 1e-9);
+}
+
+/* Seconds that plain TCP takes for what a round moves: `up` bytes from each of `peers` connections into one host, then
+ * `down` bytes to each; one thread an end, as many connections at once as there are peers. */
+static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
+{
+    static pthread_t threads[2 * RIG_LEARNERS_MAX];
+    static struct rig_raw ends[2 * RIG_LEARNERS_MAX];
+    int fds[RIG_LEARNERS_MAX][2];
+    for (uint32_t i = 0; i < peers; i++) {
+        rig_raw_pair(fds[i]);
+    }
+    int64_t start = dl_now_ns();
+    for (int way = 0; way < 2; way++) {
+        for (uint32_t i = 0; i < 2 * peers; i++) {
+            uint64_t bytes = way == 0 ? up : down;
+            ends[i] = (struct rig_raw){
+                .fd = fds[i / 2][i % 2], .bytes = bytes, .window = bytes, .sends = (i % 2 == 0) == (way == 0)};
+            if (pthread_create(&threads[i], NULL, rig_raw_move, &ends[i]) != 0) {
+                rig_fail("bench: thread");
+            }
+        }
+        for (uint32_t i = 0; i < 2 * peers; i++) {
+            pthread_join(threads[i], NULL);
+        }
+    }
+    double seconds = (double)(dl_now_ns() - start) * 1e-9;
+    for (uint32_t i = 0; i < peers; i++) {
+        close(fds[i][0]);
+        close(fds[i][1]);
+    }
+    return seconds;
+}
+
+#endif
