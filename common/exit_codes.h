@@ -8,6 +8,7 @@ enum dl_exit {
     DL_EXIT_USAGE = 2,   /* Wrong arguments or input: starting again cannot help. */
     DL_EXIT_REFUSED = 3, /* Refused by the syncer for good: starting again cannot help. */
     DL_EXIT_TIMEOUT = 4, /* A bound was reached. */
+    DL_EXIT_SAVED = 5,   /* A syncer was asked to leave before the job's end: its state is safe, start another. */
 };
 
 #endif

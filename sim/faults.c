@@ -54,6 +54,7 @@ void sim_faults_draw(struct sim_faults *faults, struct dl_rng *rng)
     faults->absurd_share = sometimes(rng, 0, 0.1);
     faults->repeat_share = sometimes(rng, 0, 0.5);
     faults->crash_mean_seconds = sometimes(rng, 10, 60);
+    faults->drain_share = sometimes(rng, 0, 1);
     faults->pause_mean_seconds = sometimes(rng, 10, 60);
     faults->pause_seconds = sim_uniform(rng, 0.1, 8);
     faults->merge_seconds = pow(10, sim_uniform(rng, -3, 0));

@@ -35,6 +35,7 @@ struct sim_faults {
     double repeat_share; /* Announced once more after they arrived. */
     /* Syncers. */
     double crash_mean_seconds; /* Each; restarts from its last durable state. */
+    double drain_share;        /* Of these, those that are asked to leave and save first. */
     double pause_mean_seconds; /* SIGSTOP of each ... */
     double pause_seconds;
     double merge_seconds, commit_seconds; /* At most. */

@@ -33,6 +33,7 @@ enum sim_kind {
     SIM_SYNCER_BEAT,   /* a: shard. Heartbeats. */
     SIM_DURABLE,       /* a: shard, b: local fragment. A new version is on disk ... */
     SIM_COMMITTED,     /* ... and the core hears of it. */
+    SIM_SAVED,         /* a: shard. It was asked to leave, and has nothing left to lose. */
     SIM_FAULT_CUT,     /* a: connection */
     SIM_FAULT_BLOCK,   /* a: connection */
     SIM_FAULT_KILL,    /* a: learner */
@@ -186,7 +187,9 @@ void sim_learner_wake(struct sim_world *world, uint32_t n);
 /* syncer.c */
 void sim_syncer_start(struct sim_world *world, uint32_t shard);
 void sim_syncer_finish(struct sim_world *world, uint32_t shard); /* A stop request. */
+/* The process is gone, saved or not, and comes back. */
 void sim_syncer_crash(struct sim_world *world, uint32_t shard);
+void sim_syncer_drain(struct sim_world *world, uint32_t shard);
 void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns);
 void sim_syncer_beat(struct sim_world *world, uint32_t shard);
 void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local);

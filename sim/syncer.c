@@ -200,6 +200,9 @@ static void after_event(struct sim_world *world, uint32_t shard)
     if (fault != NULL) {
         sim_fail(world, "shard %u: %s", shard, fault);
     }
+    if (sy_core_is_drained(syncer->core)) {
+        sim_at(world, world->now_ns, SIM_SAVED, shard, 0, syncer->epoch, NULL);
+    }
     int64_t due_ns = sy_core_next_deadline(syncer->core);
     if (due_ns < syncer->tick_ns) {
         syncer->tick_ns = due_ns;
@@ -539,6 +542,16 @@ void sim_syncer_crash(struct sim_world *world, uint32_t shard)
     sy_core_free(dl_take(syncer->core));
     syncer->alive = false;
     syncer->paused_until_ns = 0;
+    int64_t at_ns = world->now_ns + sim_ns(sim_uniform(&world->rng, 0, world->faults.restart_seconds));
+    sim_at(world, at_ns, SIM_START_SYNCER, shard, 0, 0, NULL);
+}
+
+void sim_syncer_drain(struct sim_world *world, uint32_t shard)
+{
+    if (world->syncers[shard].alive) {
+        sy_core_on_drain(world->syncers[shard].core, world->now_ns);
+        after_event(world, shard);
+    }
 }
 
 void sim_syncer_beat(struct sim_world *world, uint32_t shard)

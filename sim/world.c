@@ -200,10 +200,13 @@ static void fault_stall(struct sim_world *world, const struct sim_event *event)
 
 static void fault_crash(struct sim_world *world, const struct sim_event *event)
 {
-    world->counts.crashes++;
-    sim_syncer_crash(world, event->a);
-    int64_t at_ns = world->now_ns + sim_ns(sim_uniform(&world->rng, 0, world->faults.restart_seconds));
-    sim_at(world, at_ns, SIM_START_SYNCER, event->a, 0, 0, NULL);
+    if (sim_chance(world, world->faults.drain_share)) {
+        world->counts.drains++;
+        sim_syncer_drain(world, event->a);
+    } else {
+        world->counts.crashes++;
+        sim_syncer_crash(world, event->a);
+    }
 }
 
 static void fault_pause(struct sim_world *world, const struct sim_event *event)
@@ -247,7 +250,8 @@ static int64_t held_until(const struct sim_world *world, const struct sim_event 
     case SIM_SYNCER_TICK:
     case SIM_SYNCER_BEAT:
     case SIM_DURABLE:
-    case SIM_COMMITTED: return world->syncers[event->a].paused_until_ns;
+    case SIM_COMMITTED:
+    case SIM_SAVED: return world->syncers[event->a].paused_until_ns;
     case SIM_FAULT_CUT:
     case SIM_FAULT_BLOCK:
     case SIM_FAULT_KILL:
@@ -275,6 +279,7 @@ static bool is_of_the_past(const struct sim_world *world, const struct sim_event
     case SIM_SYNCER_BEAT:
     case SIM_DURABLE:
     case SIM_COMMITTED:
+    case SIM_SAVED:
     case SIM_FAULT_CRASH:
     case SIM_FAULT_PAUSE: return !world->syncers[event->a].alive || world->syncers[event->a].epoch != event->generation;
     case SIM_SYNCER_PUMP: {
@@ -320,6 +325,7 @@ static void dispatch(struct sim_world *world, const struct sim_event *event)
     case SIM_SYNCER_BEAT: sim_syncer_beat(world, a); break;
     case SIM_DURABLE: sim_syncer_durable(world, a, b); break;
     case SIM_COMMITTED: sim_syncer_committed(world, a, b); break;
+    case SIM_SAVED: sim_syncer_crash(world, a); break;
     case SIM_FAULT_CUT: sim_conn_cut(world, a); break;
     case SIM_FAULT_BLOCK: fault_block(world, event); break;
     case SIM_FAULT_KILL: fault_kill(world, event); break;

@@ -60,7 +60,7 @@ void sim_world_learner(const struct sim_world *world, uint32_t learner, struct s
 const struct sy_core *sim_world_core(const struct sim_world *world, uint32_t shard); /* NULL while it is down. */
 
 struct sim_counts { /* What really happened. */
-    uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, pauses, late_joins;
+    uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
     uint64_t connects, merges, seeds, versions_applied;
 };

@@ -34,9 +34,11 @@ static const char help[] =
     "  --log-level LEVEL    debug, info (default), warn or error\n"
     "  --help               this text\n"
     "\n"
-    "On its port: /healthz /readyz /metrics /status, POST /stop (with the token), WebSocket /v1/connect.\n"
-    "SIGTERM merges once more and ends; a second one ends at once.\n"
-    "Exit status: 0 finished or stopped, 1 failed, 2 wrong arguments or input, 4 the job's deadline passed.\n";
+    "On its port: /healthz /readyz /metrics /status, WebSocket /v1/connect; with the token POST /stop (ends the job),\n"
+    "/finish (the same, as a success), /drain (as SIGTERM).\n"
+    "SIGTERM saves what is under way and ends this process, not the job; a second one ends it at once.\n"
+    "Exit status: 0 job finished or stopped, 1 failed, 2 wrong arguments or input, 4 the job's deadline passed,\n"
+    "5 saved: the job goes on once the syncer is started again.\n";
 
 struct arguments {
     const char *job, *token_file, *shard, *log_level, *threads, *push_bytes;
@@ -199,12 +201,15 @@ static enum dl_rc prepare(struct arguments *arguments, char token[TOKEN_BYTES_MA
     return DL_OK;
 }
 
-static int exit_code(enum dl_rc rc, enum dl_stop_result result)
+static int exit_code(enum dl_rc rc, const struct sy_server_end *end)
 {
     if (rc != DL_OK) {
         return rc == DL_EINVAL || rc == DL_EUNSUPPORTED ? DL_EXIT_USAGE : DL_EXIT_FAILED;
     }
-    switch (result) {
+    if (end->is_saved) {
+        return DL_EXIT_SAVED;
+    }
+    switch (end->result) {
     case DL_STOP_SUCCEEDED:
     case DL_STOP_REQUESTED: return DL_EXIT_OK;
     case DL_STOP_TIMEOUT: return DL_EXIT_TIMEOUT;
@@ -226,11 +231,11 @@ int main(int argc, char **argv)
     if (prepare(&arguments, token, &spec, &err) != DL_OK) {
         return usage(err.text);
     }
-    enum dl_stop_result result = DL_STOP_FAILED;
-    enum dl_rc rc = sy_server_run(&arguments.options, &result, &err);
+    struct sy_server_end end = {.result = DL_STOP_FAILED};
+    enum dl_rc rc = sy_server_run(&arguments.options, &end, &err);
     if (rc != DL_OK) {
         dl_error("cannot go on error=\"%s\"", err.text);
     }
     dl_spec_free(spec);
-    return exit_code(rc, result);
+    return exit_code(rc, &end);
 }

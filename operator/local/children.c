@@ -219,14 +219,14 @@ static void kill_child(struct op_supervisor *s, struct op_child *child)
     }
 }
 
-static void stop_job(struct op_supervisor *s, enum op_reason reason)
+static void command_syncers(struct op_supervisor *s, const char *command, enum op_reason reason)
 {
     for (uint32_t i = 0; i < s->child_capacity; i++) {
         struct op_child *child = &s->children[i];
-        if (child->is_used && child->kind == OP_SYNCER && child->state == OP_RUNNING && !child->was_told) {
+        if (child->is_used && child->kind == OP_SYNCER && child->state == OP_RUNNING &&
+            op_poller_command(s->poller, child->id, command, s->now_ns) && !child->was_told) {
             child->was_told = true;
-            kill(child->pid, SIGTERM);
-            op_events_add(&s->events, s->now_ns, "stop", child->name, "asked to end the job (%s)",
+            op_events_add(&s->events, s->now_ns, "stop", child->name, "told to %s the job (%s)", command,
                           op_reason_name(reason));
         }
     }
@@ -241,7 +241,8 @@ void op_children_apply(struct op_supervisor *s)
         case OP_START: start(s, change); break;
         case OP_STOP: stop(s, child, change->reason); break;
         case OP_KILL: kill_child(s, child); break;
-        case OP_STOP_JOB: stop_job(s, change->reason); break;
+        case OP_STOP_JOB: command_syncers(s, "stop", change->reason); break;
+        case OP_FINISH_JOB: command_syncers(s, "finish", change->reason); break;
         case OP_FORGET:
             if (child != NULL) {
                 child->is_used = false;

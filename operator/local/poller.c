@@ -7,10 +7,19 @@
 #include "common/mem.h"
 
 #define INTERVAL_DEFAULT_NS INT64_C(250000000)
+#define COMMAND_INTERVAL_NS INT64_C(200000000) /* Between two tries. */
+
+struct command { /* A POST to a shard. */
+    CURL *easy;
+    char name[16]; /* "": none wanted. */
+    bool is_busy, is_accepted;
+    int64_t next_ns;
+};
 
 struct shard {
     CURL *easy;
-    char url[512];
+    struct command command;
+    char base[480], url[512]; /* "" until the address is known. */
     bool is_busy;
     int64_t next_ns;
     char *body;
@@ -25,6 +34,7 @@ struct shard {
 struct op_poller {
     CURLM *multi;
     uint32_t shard_count;
+    struct curl_slist *headers; /* Of commands. */
     int64_t interval_ns;
     struct shard *shards;
 };
@@ -50,23 +60,45 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *context)
     return length;
 }
 
+static size_t ignore_body(char *bytes, size_t size, size_t count, void *context)
+{
+    (void)bytes;
+    (void)context;
+    return size * count;
+}
+
+static CURL *new_request(struct shard *shard)
+{
+    CURL *easy = curl_easy_init();
+    if (easy == NULL) {
+        return NULL;
+    }
+    bool is_set = curl_easy_setopt(easy, CURLOPT_PRIVATE, shard) == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)OP_POLLER_TIMEOUT_MS) == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)OP_POLLER_TIMEOUT_MS) == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_PROXY, "") == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_FAILONERROR, 1L) == CURLE_OK &&
+                  curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK;
+    if (!is_set) {
+        curl_easy_cleanup(easy);
+        return NULL;
+    }
+    return easy;
+}
+
 static bool prepare(struct shard *shard)
 {
-    shard->easy = curl_easy_init();
-    if (shard->easy == NULL) {
-        return false;
-    }
     op_status_init(&shard->status);
-    return curl_easy_setopt(shard->easy, CURLOPT_WRITEFUNCTION, on_body) == CURLE_OK &&
+    shard->easy = new_request(shard);
+    shard->command.easy = new_request(shard);
+    return shard->easy != NULL && shard->command.easy != NULL &&
+           curl_easy_setopt(shard->easy, CURLOPT_WRITEFUNCTION, on_body) == CURLE_OK &&
            curl_easy_setopt(shard->easy, CURLOPT_WRITEDATA, shard) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_PRIVATE, shard) == CURLE_OK &&
            curl_easy_setopt(shard->easy, CURLOPT_ERRORBUFFER, shard->error) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_TIMEOUT_MS, (long)OP_POLLER_TIMEOUT_MS) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_CONNECTTIMEOUT_MS, (long)OP_POLLER_TIMEOUT_MS) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_PROXY, "") == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_FAILONERROR, 1L) == CURLE_OK &&
-           curl_easy_setopt(shard->easy, CURLOPT_PROTOCOLS_STR, "http,https") == CURLE_OK;
+           curl_easy_setopt(shard->command.easy, CURLOPT_WRITEFUNCTION, ignore_body) == CURLE_OK &&
+           curl_easy_setopt(shard->command.easy, CURLOPT_POST, 1L) == CURLE_OK &&
+           curl_easy_setopt(shard->command.easy, CURLOPT_POSTFIELDSIZE, 0L) == CURLE_OK;
 }
 
 enum dl_rc op_poller_new(uint32_t shards, struct op_poller **out, struct dl_err *err)
@@ -100,15 +132,30 @@ void op_poller_free(struct op_poller *poller)
         if (shard->is_busy) {
             curl_multi_remove_handle(poller->multi, shard->easy);
         }
+        if (shard->command.is_busy) {
+            curl_multi_remove_handle(poller->multi, shard->command.easy);
+        }
         curl_easy_cleanup(shard->easy);
+        curl_easy_cleanup(shard->command.easy);
         free(shard->body);
         op_status_release(&shard->status);
     }
     free(poller->shards);
+    curl_slist_free_all(poller->headers);
     if (poller->multi != NULL) {
         curl_multi_cleanup(poller->multi);
     }
     free(poller);
+}
+
+static void forget_command(struct op_poller *poller, struct shard *shard)
+{
+    if (shard->command.is_busy) {
+        curl_multi_remove_handle(poller->multi, shard->command.easy);
+    }
+    shard->command.is_busy = shard->command.is_accepted = false;
+    shard->command.name[0] = 0;
+    shard->command.next_ns = 0;
 }
 
 enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const char *address, struct dl_err *err)
@@ -118,7 +165,8 @@ enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const
         curl_multi_remove_handle(poller->multi, shard->easy);
         shard->is_busy = false;
     }
-    shard->url[0] = 0;
+    forget_command(poller, shard);
+    shard->base[0] = shard->url[0] = 0;
     shard->next_ns = 0;
     if (address == NULL || address[0] == 0) {
         return DL_OK;
@@ -128,14 +176,47 @@ enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const
     while (length > 0 && address[length - 1] == '/') {
         length--;
     }
-    int needed =
-        snprintf(shard->url, sizeof shard->url, "%s%.*s/status", is_url ? "" : "http://", (int)length, address);
-    if (needed < 0 || (size_t)needed >= sizeof shard->url ||
+    int needed = snprintf(shard->base, sizeof shard->base, "%s%.*s", is_url ? "" : "http://", (int)length, address);
+    snprintf(shard->url, sizeof shard->url, "%s/status", shard->base);
+    if (needed < 0 || (size_t)needed >= sizeof shard->base ||
         curl_easy_setopt(shard->easy, CURLOPT_URL, shard->url) != CURLE_OK) {
-        shard->url[0] = 0;
+        shard->base[0] = shard->url[0] = 0;
         return dl_err_set(err, DL_EINVAL, "the address '%.80s' is too long or not one", address);
     }
     return DL_OK;
+}
+
+enum dl_rc op_poller_set_token(struct op_poller *poller, const char *token, struct dl_err *err)
+{
+    char header[512];
+    int needed = snprintf(header, sizeof header, "Authorization: Bearer %s", token);
+    if (needed < 0 || (size_t)needed >= sizeof header) {
+        return dl_err_set(err, DL_EINVAL, "the job's token is longer than %zu bytes", sizeof header - 32);
+    }
+    poller->headers = curl_slist_append(NULL, header);
+    bool is_set = poller->headers != NULL;
+    for (uint32_t i = 0; is_set && i < poller->shard_count; i++) {
+        is_set = curl_easy_setopt(poller->shards[i].command.easy, CURLOPT_HTTPHEADER, poller->headers) == CURLE_OK;
+    }
+    return is_set ? DL_OK : dl_err_set(err, DL_ENOMEM, "no memory for the job's token");
+}
+
+bool op_poller_command(struct op_poller *poller, uint32_t index, const char *name, int64_t now_ns)
+{
+    struct shard *shard = &poller->shards[index];
+    struct command *command = &shard->command;
+    if (strcmp(command->name, name) != 0) {
+        forget_command(poller, shard);
+        snprintf(command->name, sizeof command->name, "%s", name);
+    }
+    if (command->is_accepted || command->is_busy || shard->base[0] == 0 || now_ns < command->next_ns) {
+        return command->is_accepted;
+    }
+    char url[sizeof shard->base + sizeof command->name + 2];
+    snprintf(url, sizeof url, "%s/%s", shard->base, command->name);
+    command->is_busy = curl_easy_setopt(command->easy, CURLOPT_URL, url) == CURLE_OK &&
+                       curl_multi_add_handle(poller->multi, command->easy) == CURLM_OK;
+    return false;
 }
 
 enum dl_rc op_poller_put(struct op_poller *poller, uint32_t index, const char *text, size_t size, int64_t now_ns,
@@ -157,6 +238,14 @@ void op_poller_set_interval(struct op_poller *poller, int64_t interval_ns)
         struct shard *shard = &poller->shards[i];
         shard->next_ns = DL_MIN(shard->next_ns, shard->heard_ns + interval_ns);
     }
+}
+
+static void take_command_answer(struct op_poller *poller, struct command *command, CURLcode code, int64_t now_ns)
+{
+    curl_multi_remove_handle(poller->multi, command->easy);
+    command->is_busy = false;
+    command->is_accepted = code == CURLE_OK;
+    command->next_ns = now_ns + COMMAND_INTERVAL_NS;
 }
 
 static void take_answer(struct op_poller *poller, struct shard *shard, CURLcode code, int64_t now_ns)
@@ -200,8 +289,13 @@ bool op_poller_turn(struct op_poller *poller, int64_t now_ns)
         char *owner = NULL;
         if (message->msg == CURLMSG_DONE &&
             curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, &owner) == CURLE_OK) {
-            take_answer(poller, (struct shard *)(void *)owner, message->data.result, now_ns);
-            has_news = true;
+            struct shard *shard = (struct shard *)(void *)owner;
+            if (message->easy_handle == shard->command.easy) {
+                take_command_answer(poller, &shard->command, message->data.result, now_ns);
+            } else {
+                take_answer(poller, shard, message->data.result, now_ns);
+                has_news = true;
+            }
         }
     }
     return has_news;

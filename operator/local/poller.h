@@ -1,4 +1,5 @@
-/* op_poller: reads /status of every syncer shard a few times a second, and is where the supervisor waits.
+/* op_poller: reads /status of every syncer shard a few times a second, sends it commands, and is where the supervisor
+ * waits.
  *
  * One libcurl multi handle; connections are kept. Every request has a bound, an answer a largest size. Owned by one
  * thread. Layer operator/local. */
@@ -30,6 +31,13 @@ DL_MUST_CHECK enum dl_rc op_poller_put(struct op_poller *poller, uint32_t shard,
 
 /* Time between the end of a request and the next one. */
 void op_poller_set_interval(struct op_poller *poller, int64_t interval_ns);
+
+/* What is shown with commands. Once, before the first of them. */
+DL_MUST_CHECK enum dl_rc op_poller_set_token(struct op_poller *poller, const char *token, struct dl_err *err);
+
+/* Sends `command` ("stop": POST /stop) to a shard until it is accepted; call it as often as the wish stands. A new address
+ * (another process) is told again, another command replaces the first. True once accepted. */
+bool op_poller_command(struct op_poller *poller, uint32_t shard, const char *command, int64_t now_ns);
 
 /* Takes in what has arrived, asks where it is due. True when a shard's view has changed. */
 bool op_poller_turn(struct op_poller *poller, int64_t now_ns);

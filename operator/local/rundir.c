@@ -266,6 +266,19 @@ enum dl_rc op_rundir_make_token(const struct op_rundir *dir, struct dl_err *err)
     return op_rundir_write(dir, "token", text, 0600, err);
 }
 
+enum dl_rc op_rundir_read_token(const struct op_rundir *dir, char token[OP_TOKEN_BYTES_MAX], struct dl_err *err)
+{
+    char path[OP_PATH_MAX];
+    DL_AUTO_FREE char *text = NULL;
+    size_t size = 0;
+    op_rundir_path(dir, "token", path);
+    enum dl_rc rc = op_file_read(path, OP_TOKEN_BYTES_MAX - 1, &text, &size, err);
+    if (rc == DL_OK) {
+        snprintf(token, OP_TOKEN_BYTES_MAX, "%.*s", (int)strcspn(text, "\r\n"), text);
+    }
+    return rc;
+}
+
 /* --- logs --- */
 
 void op_log_bound(const char *path, int64_t most)

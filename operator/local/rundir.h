@@ -41,6 +41,9 @@ DL_MUST_CHECK enum dl_rc op_file_read(const char *path, size_t most, char **out,
 
 /* A new secret of 256 random bits in hexadecimal, into file `token` (mode 0600). */
 DL_MUST_CHECK enum dl_rc op_rundir_make_token(const struct op_rundir *dir, struct dl_err *err);
+#define OP_TOKEN_BYTES_MAX 400
+DL_MUST_CHECK enum dl_rc op_rundir_read_token(const struct op_rundir *dir, char token[OP_TOKEN_BYTES_MAX],
+                                              struct dl_err *err);
 
 /* Keeps a log that others append to bounded: beyond `most` bytes its content moves to <path>.1 and it starts anew. */
 void op_log_bound(const char *path, int64_t most);

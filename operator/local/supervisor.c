@@ -76,6 +76,13 @@ static enum dl_rc write_job(struct op_supervisor *s, struct dl_err *err)
     return rc;
 }
 
+static enum dl_rc show_token(struct op_supervisor *s, struct dl_err *err)
+{
+    char token[OP_TOKEN_BYTES_MAX];
+    enum dl_rc rc = op_rundir_read_token(&s->dir, token, err);
+    return rc == DL_OK ? op_poller_set_token(s->poller, token, err) : rc;
+}
+
 static enum dl_rc allocate(struct op_supervisor *s, struct dl_err *err)
 {
     /* Ended ones wait to be forgotten beside their successors. */
@@ -105,6 +112,7 @@ static enum dl_rc set_up(struct op_supervisor *s, struct dl_err *err)
     rc = rc == DL_OK ? op_rundir_create(options->dir, s->spec->name, s->spec->syncer.shards, &s->dir, err) : rc;
     rc = rc == DL_OK ? op_events_open(&s->events, &s->dir, s->start_ns, err) : rc;
     rc = rc == DL_OK ? op_rundir_make_token(&s->dir, err) : rc;
+    rc = rc == DL_OK ? show_token(s, err) : rc;
     rc = rc == DL_OK ? write_job(s, err) : rc;
     rc = rc == DL_OK ? op_control_open(&s->control, &s->dir, err) : rc;
     if (rc != DL_OK) {

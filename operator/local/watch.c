@@ -85,14 +85,12 @@ static double progress_of(const struct op_supervisor *s)
 /* The end is known from every shard's last word, even when some are gone by now. */
 static void follow_progress(struct op_supervisor *s)
 {
-    int result = -1;
+    int result = DL_STOP_SUCCEEDED;
     for (uint32_t i = 0; i < s->spec->syncer.shards; i++) {
         const struct op_job_status *last = op_poller_view(s->poller, i, s->now_ns, true);
-        if (last == NULL || last->result == OP_STATUS_RESULT_NONE) {
-            result = -1;
-            break;
-        }
-        result = i == 0 ? last->result : DL_MAX(result, last->result);
+        int own = last == NULL || last->result == OP_STATUS_RESULT_NONE ? -1 : last->result;
+        s->progress.succeeded = s->progress.succeeded || own == DL_STOP_SUCCEEDED;
+        result = own < 0 || result < 0 ? -1 : DL_MAX(result, own);
     }
     s->progress.result = s->progress.result >= 0 ? s->progress.result : result;
     enum op_status_phase phase = s->view->status.phase;

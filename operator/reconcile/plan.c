@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/exit_codes.h"
 #include "common/job_names.h"
 #include "common/mem.h"
 #include "common/wire.h"
@@ -158,6 +159,26 @@ static void end_by_result(struct op_planner *planner, int result)
     }
 }
 
+static bool is_last(const struct op_planner *planner)
+{
+    return planner->progress->finishing || planner->progress->succeeded;
+}
+
+/* A shard that has succeeded waits for the others, with a bound: what they hold has to be merged once more as well. */
+static bool is_success_complete(struct op_planner *planner)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+        all = all && planner->syncers[i].is_finished;
+    }
+    int64_t until_ns = planner->succeeded_since_ns + planner->wanted->limits.finish_ns;
+    if (!all && planner->now_ns < until_ns) {
+        op_planner_wake(planner, until_ns);
+        return false;
+    }
+    return true;
+}
+
 static void end_by_syncers(struct op_planner *planner)
 {
     for (uint32_t i = 0; i < planner->wanted->shards; i++) {
@@ -165,8 +186,10 @@ static void end_by_syncers(struct op_planner *planner)
         if (slot->given_up) {
             op_planner_end(planner, OP_JOB_FAILED, slot->reason);
             planner->at_once = true;
-        } else if (slot->is_finished && planner->progress->finishing) {
-            op_planner_end(planner, OP_JOB_SUCCEEDED, OP_REASON_COMPLETED);
+        } else if (slot->is_finished && is_last(planner)) {
+            if (is_success_complete(planner)) {
+                op_planner_end(planner, OP_JOB_SUCCEEDED, OP_REASON_COMPLETED);
+            }
         } else if (slot->is_finished) {
             /* Someone asked this one to stop: the others have to hear of it. */
             op_planner_end(planner, OP_JOB_STOPPED, OP_REASON_STOP_REQUESTED);
@@ -193,9 +216,26 @@ static void end_by_learners(struct op_planner *planner)
     }
 }
 
+static void spread_success(struct op_planner *planner)
+{
+    const struct op_progress *progress = planner->progress;
+    bool any = progress->succeeded;
+    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+        any = any || (planner->syncers[i].is_finished && is_last(planner));
+    }
+    if (any && planner->succeeded_since_ns == 0) {
+        planner->succeeded_since_ns = planner->now_ns;
+    }
+    if (progress->succeeded && progress->result < 0 && !planner->ask_syncers) {
+        struct op_slot everyone = {.kind = OP_SYNCER};
+        op_planner_add(planner, OP_FINISH_JOB, &everyone, 0, OP_REASON_COMPLETED);
+    }
+}
+
 static void decide_end(struct op_planner *planner)
 {
     const struct op_wanted *wanted = planner->wanted;
+    spread_success(planner);
     if (planner->progress->result >= 0) {
         /* The budget may have been reached while a stop was on its way. */
         if (planner->is_ending && planner->outcome == OP_JOB_STOPPED &&
@@ -390,6 +430,14 @@ static uint32_t places_taken(const struct op_planner *planner)
     return taken;
 }
 
+/* It left in order once a shard had succeeded: what it exported stands. */
+static bool is_exported(const struct op_planner *planner)
+{
+    const struct op_slot *slot = &planner->evaluator;
+    return planner->succeeded_since_ns != 0 && slot->incarnation > 0 && slot->counted == slot->incarnation &&
+           slot->last_code == DL_EXIT_OK;
+}
+
 static void run(struct op_planner *planner)
 {
     const struct op_wanted *wanted = planner->wanted;
@@ -406,14 +454,14 @@ static void run(struct op_planner *planner)
         struct op_slot *slot = &planner->learners[i];
         if (slot->leaving) {
             ask_or_kill(planner, slot, OP_REASON_SCALE_DOWN);
-        } else if (wanted->endpoints_known && !planner->progress->finishing && taken < wanted->learners_max &&
+        } else if (wanted->endpoints_known && !is_last(planner) && taken < wanted->learners_max &&
                    is_startable(planner, slot)) {
             start(planner, slot);
             taken++;
         }
     }
     planner->evaluator.exists = wanted->evaluator;
-    if (wanted->endpoints_known && is_startable(planner, &planner->evaluator)) {
+    if (wanted->endpoints_known && !is_exported(planner) && is_startable(planner, &planner->evaluator)) {
         start(planner, &planner->evaluator);
     }
 }

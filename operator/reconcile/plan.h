@@ -8,11 +8,12 @@
  * Rules:
  *   identity    A learner keeps its id and pool for as long as it is wanted; every start of it is a new incarnation.
  * New learners get the lowest id that nobody has. An id has one instance at a time, lost ones aside. ends        A
- * disruption (SIGKILL, SIGTERM, eviction, preemption, node lost or shut down, deletion, an exit with 0 that nobody
- * asked for) is replaced at once and costs nothing; a crash (any other exit, SIGSEGV and its like, out of memory) is
+ * disruption (SIGKILL, SIGTERM, eviction, preemption, node lost or shut down, deletion, a syncer that saved and left
+ * (exit 5), an exit with 0 that nobody asked for) is replaced at once and costs nothing; a crash (any other exit, SIGSEGV and its like, out of memory) is
  * replaced after an exponential backoff and counts towards the budget of its kind; whoever ran for `healthy_ns` starts
  * from zero. Exits 2 and 3 are never tried again. Repeated short lives back off, whatever ended them. failure     A
- * syncer given up, or all learners given up: the job fails with that reason. scale-down  Victims: those that do not
+ * syncer given up, or all learners given up: the job fails with that reason. shards      When one shard succeeds, the others are told to finish; one that is down is started again for it,
+ * within `finish_ns`. scale-down  Victims: those that do not
  * run, are not ready, are disrupted; then the most stale; then the slowest; then the highest id. A stopped one is asked
  * first. maximum     Instances that start, run or terminate never exceed `learners_max`; so a replacement waits for the
  * place. Lost ones do not count: they are replaced without waiting for them to vanish. end         Reported by the
@@ -118,6 +119,7 @@ void op_wanted_from_spec(const struct dl_spec *spec, uint32_t replicas, struct o
 struct op_progress { /* What the syncers say of the job as a whole. */
     bool finishing;  /* The budget is reached: learners are not replaced any more. */
     int result;      /* enum dl_stop_result once the job has ended, else -1. */
+    bool succeeded;  /* Some shard has ended with success: so will the others, once they are told. */
 };
 
 enum op_reason {
@@ -155,11 +157,12 @@ enum op_job_phase {
 const char *op_job_phase_name(enum op_job_phase phase);
 
 enum op_change_type {
-    OP_START,    /* Start (kind, id, incarnation) in `pool`. */
-    OP_STOP,     /* Ask it to stop: SIGTERM, delete with its grace period. */
-    OP_KILL,     /* End it now. */
-    OP_FORGET,   /* It has ended and was taken note of: remove what is left of it. */
-    OP_STOP_JOB, /* Ask the syncers to end the job (they tell the learners). Names no instance. */
+    OP_START,      /* Start (kind, id, incarnation) in `pool`. */
+    OP_STOP,       /* Ask it to stop: SIGTERM, delete with its grace period. */
+    OP_KILL,       /* End it now. */
+    OP_FORGET,     /* It has ended and was taken note of: remove what is left of it. */
+    OP_STOP_JOB,   /* Ask the syncers to end the job (they tell the learners). Names no instance. */
+    OP_FINISH_JOB, /* The same because a shard has succeeded: the others are to finish as well. */
 };
 
 struct op_change {

@@ -48,6 +48,7 @@ struct op_planner {
     bool ask_syncers; /* The end is ours to announce. */
     bool at_once;     /* Nothing to wait for: ask everyone now. */
     int64_t ending_since_ns;
+    int64_t succeeded_since_ns; /* When a shard was first seen to have succeeded; 0: not yet. */
     enum op_job_phase outcome;
     enum op_reason outcome_reason;
     bool is_over;

@@ -18,7 +18,7 @@ static bool is_fault_signal(int number)
 bool op_end_is_crash(enum op_end end, int code)
 {
     switch (end) {
-    case OP_END_EXIT: return code > 128 ? is_fault_signal(code - 128) : code != DL_EXIT_OK;
+    case OP_END_EXIT: return code > 128 ? is_fault_signal(code - 128) : code != DL_EXIT_OK && code != DL_EXIT_SAVED;
     case OP_END_SIGNAL: return is_fault_signal(code);
     case OP_END_OUT_OF_MEMORY: return true;
     case OP_END_EVICTED:

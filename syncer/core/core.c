@@ -240,7 +240,7 @@ static void look_for_completion(struct sy_core *core)
 
 void sy_settle(struct sy_core *core)
 {
-    if (core->phase != SY_ENDED) {
+    if (core->phase != SY_ENDED && !core->draining) {
         look_for_completion(core);
         sy_seed_run(core);
         sy_rounds_check(core);
@@ -249,6 +249,8 @@ void sy_settle(struct sy_core *core)
         } else if (sy_is_seeded(core)) {
             sy_pace_run(core);
         }
+    }
+    if (core->phase != SY_ENDED) {
         sy_phase_move(core, phase_of(core));
     }
 }
@@ -280,7 +282,7 @@ int64_t sy_core_next_deadline(const struct sy_core *core)
             consider(core, &deadline_ns, at_ns);
         }
     }
-    if (core->phase == SY_ENDED) {
+    if (core->phase == SY_ENDED || core->draining) {
         return deadline_ns;
     }
     for (uint32_t i = 0; i < core->fragments; i++) {

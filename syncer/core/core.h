@@ -133,6 +133,10 @@ void sy_core_on_evaluation(struct sy_core *core, int64_t now_ns, uint32_t member
                            const struct dl_wire_evaluation *evaluation);
 /* Ask everyone to stop: SUCCEEDED and REQUESTED merge once more first (bounded by sync.finishSeconds), FAILED at once. */
 void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text);
+/* This process is to end while the job goes on: no round is opened any more, one with its quorum is closed at once, others
+ * are given up. Done when sy_core_is_drained: what was merging is durable. Not undone. */
+void sy_core_on_drain(struct sy_core *core, int64_t now_ns);
+bool sy_core_is_drained(const struct sy_core *core);
 void sy_core_tick(struct sy_core *core, int64_t now_ns);
 int64_t sy_core_next_deadline(const struct sy_core *core); /* INT64_MAX: none. */
 

@@ -6,7 +6,7 @@
  *     pacing.c   when a round is due; interval warm-up is in warmup.c
  *     rounds.c   a round's life from its pulls to its commit; grace.c its window
  *     pushes.c   verdicts; rules.c the pure rules behind them
- *     seed.c     the first state        finish.c  the end
+ *     seed.c     the first state        finish.c  the end        drain.c  this process ends, the job does not
  *     actions.c  the queue              view.c    what is shown      check.c  invariants
  *
  * Fragments of this shard are addressed by their local index i; fragment shard + i * shards of the job. */
@@ -149,6 +149,7 @@ struct sy_core {
 
     enum sy_phase phase;
     bool finishing;
+    bool draining; /* Nothing new begins; see drain.c. */
     enum dl_stop_result stop_result;
     char stop_text[DL_WIRE_TEXT_MAX];
     int64_t finish_soft_ns, finish_hard_ns;

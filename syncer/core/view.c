@@ -114,8 +114,8 @@ static void describe(const struct sy_core *core, char *text, size_t size)
     for (uint32_t i = 0; i < core->fragments; i++) {
         left += core->rounds[i].final_done ? 0 : 1;
     }
-    if (delay != NULL) {
-        snprintf(text, size, "%s", delay);
+    if (delay != NULL || core->draining) {
+        snprintf(text, size, "%s", delay != NULL ? delay : "saving: the syncer was asked to leave");
         return;
     }
     switch (core->phase) {

@@ -26,14 +26,27 @@ bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi)
     return CRYPTO_memcmp(given, wanted, sizeof given) == 0;
 }
 
+static struct sy_server *server_of(struct lws *wsi)
+{
+    return lws_context_user(lws_get_context(wsi));
+}
+
+static void drop_body(struct sy_server *server, struct sy_http_session *session)
+{
+    server->answers_pending -= session->body == NULL ? 0 : 1;
+    free(dl_take(session->body));
+}
+
 static int answer(struct lws *wsi, struct sy_http_session *session, unsigned status, const char *type, char *body)
 {
     uint8_t header[LWS_PRE + HEADER_BYTES];
     uint8_t *start = header + LWS_PRE;
     uint8_t *at = start;
     uint8_t *end = header + sizeof header - 1;
-    free(session->body);
+    struct sy_server *server = server_of(wsi);
+    drop_body(server, session);
     session->body = body; /* Owned from here. */
+    server->answers_pending += body == NULL ? 0 : 1;
     session->sent = 0;
     session->size = body == NULL ? 0 : strlen(body);
     if (body == NULL || lws_add_http_common_headers(wsi, status, type, session->size, &at, end) != 0 ||
@@ -65,7 +78,7 @@ static int write_body(struct lws *wsi, struct sy_http_session *session)
         lws_callback_on_writable(wsi);
         return 0;
     }
-    free(dl_take(session->body));
+    drop_body(server_of(wsi), session);
     return lws_http_transaction_completed(wsi) ? -1 : 0;
 }
 
@@ -81,11 +94,13 @@ static const char *cached(struct sy_server *server, char **text, int64_t *made_n
 
 static int answer_ready(struct sy_server *server, struct lws *wsi, struct sy_http_session *session)
 {
-    if (server->ready && !server->stopping) {
+    if (server->ready && !server->ended && !server->leaving) {
         return answer_text(wsi, session, HTTP_STATUS_OK, "ready\n");
     }
     return answer_text(wsi, session, HTTP_STATUS_SERVICE_UNAVAILABLE,
-                       server->stopping ? "the job is ending\n" : "restoring the state\n");
+                       server->ended     ? "the job has ended\n"
+                       : server->leaving ? "saving, to leave\n"
+                                         : "restoring the state\n");
 }
 
 static int get(struct sy_server *server, struct lws *wsi, struct sy_http_session *session, const char *path)
@@ -110,37 +125,70 @@ static int get(struct sy_server *server, struct lws *wsi, struct sy_http_session
                            "this is a WebSocket: connect with subprotocol " DL_WIRE_SUBPROTOCOL "\n");
     }
     return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND,
-                       "nothing here; try /healthz /readyz /status /metrics, or POST /stop\n");
+                       "nothing here; try /healthz /readyz /status /metrics, or POST /stop /finish /drain\n");
 }
 
-static int stop(struct sy_server *server, struct lws *wsi, struct sy_http_session *session)
+/* --- commands: POST with the token ---------------------------------------------------------------------------------- */
+
+static const char *stop(struct sy_server *server)
 {
-    session->stop = false;
-    dl_info("stop requested over http");
     sy_core_on_stop_request(server->core, server->now_ns, DL_STOP_REQUESTED, "a stop was requested");
     sy_server_actions(server);
-    return answer_text(wsi, session, 202, "stopping: fragments are merged once more\n");
+    return "stopping: fragments are merged once more\n";
+}
+
+static const char *finish(struct sy_server *server)
+{
+    sy_core_on_stop_request(server->core, server->now_ns, DL_STOP_SUCCEEDED, "another shard has finished");
+    sy_server_actions(server);
+    return "finishing: fragments are merged once more\n";
+}
+
+static const char *drain(struct sy_server *server)
+{
+    sy_server_leave(server);
+    return "saving: this process ends, the job does not\n";
+}
+
+static const struct sy_http_command {
+    const char *path;
+    const char *(*run)(struct sy_server *server); /* Returns what is answered. */
+} commands[] = {{"/stop", stop}, {"/finish", finish}, {"/drain", drain}};
+
+static int run_command(struct sy_server *server, struct lws *wsi, struct sy_http_session *session)
+{
+    const struct sy_http_command *command = dl_take(session->command);
+    dl_info("command over http path=%s", command->path);
+    return answer_text(wsi, session, 202, command->run(server));
+}
+
+static int on_post(struct sy_server *server, struct lws *wsi, struct sy_http_session *session, const char *path)
+{
+    char length[24] = "0";
+    for (size_t i = 0; i < DL_COUNT_OF(commands); i++) {
+        session->command = strcmp(path, commands[i].path) == 0 ? &commands[i] : session->command;
+    }
+    if (session->command == NULL) {
+        return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND, "POST is for /stop, /finish and /drain\n");
+    }
+    if (!sy_http_token_matches(server, wsi)) {
+        session->command = NULL;
+        server->counters.upgrades_denied++;
+        return answer_text(wsi, session, HTTP_STATUS_UNAUTHORIZED, "the bearer token is missing or wrong\n");
+    }
+    lws_hdr_copy(wsi, length, sizeof length, WSI_TOKEN_HTTP_CONTENT_LENGTH);
+    return strtoull(length, NULL, 10) > 0 ? 0 : run_command(server, wsi, session); /* A body is read, not used. */
 }
 
 static int on_request(struct sy_server *server, struct lws *wsi, struct sy_http_session *session, const char *path)
 {
     if (lws_hdr_total_length(wsi, WSI_TOKEN_POST_URI) > 0) {
-        char length[24] = "0";
-        if (strcmp(path, "/stop") != 0) {
-            return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND, "POST is for /stop\n");
-        }
-        if (!sy_http_token_matches(server, wsi)) {
-            server->counters.upgrades_denied++;
-            return answer_text(wsi, session, HTTP_STATUS_UNAUTHORIZED, "the bearer token is missing or wrong\n");
-        }
-        lws_hdr_copy(wsi, length, sizeof length, WSI_TOKEN_HTTP_CONTENT_LENGTH);
-        session->stop = strtoull(length, NULL, 10) > 0;
-        return session->stop ? 0 : stop(server, wsi, session);
+        return on_post(server, wsi, session, path);
     }
     if (lws_hdr_total_length(wsi, WSI_TOKEN_GET_URI) > 0) {
         return get(server, wsi, session, path);
     }
-    return answer_text(wsi, session, HTTP_STATUS_METHOD_NOT_ALLOWED, "use GET, or POST /stop\n");
+    return answer_text(wsi, session, HTTP_STATUS_METHOD_NOT_ALLOWED, "use GET or POST\n");
 }
 
 /* Who may speak WebSocket here. Returns 0 to go on, 1 when answered. */
@@ -181,17 +229,17 @@ int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *us
     if (reason == LWS_CALLBACK_OPENSSL_PERFORM_CLIENT_CERT_VERIFICATION) {
         return size == 1 ? 0 : 1; /* What OpenSSL found; libwebsockets leaves the last word to this callback. */
     }
-    struct sy_server *server = lws_context_user(lws_get_context(wsi));
+    struct sy_server *server = server_of(wsi);
     struct sy_http_session *session = user;
     switch ((int)reason) {
     case LWS_CALLBACK_HTTP_CONFIRM_UPGRADE: return on_upgrade(server, wsi, session);
     case LWS_CALLBACK_HTTP: return on_request(server, wsi, session, in == NULL ? "" : (const char *)in);
-    case LWS_CALLBACK_HTTP_BODY_COMPLETION: return session->stop ? stop(server, wsi, session) : 0;
+    case LWS_CALLBACK_HTTP_BODY_COMPLETION: return session->command != NULL ? run_command(server, wsi, session) : 0;
     case LWS_CALLBACK_HTTP_WRITEABLE: return session->body == NULL ? 0 : write_body(wsi, session);
     case LWS_CALLBACK_CLOSED_HTTP:
     case LWS_CALLBACK_HTTP_DROP_PROTOCOL:
         if (session != NULL) {
-            free(dl_take(session->body));
+            drop_body(server, session);
         }
         return 0;
     default: return 0;

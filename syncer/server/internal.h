@@ -1,7 +1,7 @@
 /* What the parts of sy_server share. Network thread only, but for struct sy_job while the merge thread has it.
  *
  * shell.c    libwebsockets: context, callbacks, timers, signals
- * http.c     /healthz, /readyz, /metrics, /status, /stop
+ * http.c     /healthz, /readyz, /metrics, /status; commands: /stop, /finish, /drain
  * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
  * rounds.c   carries out the core's actions; pushes and their memory
  * jobs.c     merge thread
@@ -194,12 +194,16 @@ struct sy_server {
     int listen_fd, health_fd, signal_fd;
     char address[SY_ADDRESS_MAX], health_address[SY_ADDRESS_MAX];
     lws_sorted_usec_list_t tick_timer;
-    bool ready, stopping, ended;
+    bool ready, ended;
+    bool leaving; /* Asked to: saves what is under way, then ends. */
+    int64_t leave_deadline_ns;
+    int64_t saved_ns;         /* When there was nothing left to save; 0: not yet. */
+    uint32_t answers_pending; /* HTTP answers that are not out. */
     bool draining_actions;
     bool leaves_waiting; /* Some connection has a leave to tell the core of, once the actions are drained. */
     int64_t tick_due_ns;
     int64_t end_deadline_ns;
-    enum dl_stop_result result;
+    struct sy_server_end end;
     struct dl_err fatal; /* rc != DL_OK: the process must end. */
     int64_t heartbeat_due_ns, summary_due_ns, conns_due_ns;
     uint64_t summary_rounds;
@@ -249,12 +253,14 @@ void sy_server_close_state(struct sy_server *server);
 /* --- shell.c */
 /* The core's next deadline may have changed. */
 void sy_server_reschedule(struct sy_server *server);
+/* Saves and ends the process; asked twice: at once. */
+void sy_server_leave(struct sy_server *server);
 
 /* --- http.c, status.c, metrics.c */
 struct sy_http_session { /* libwebsockets keeps one a connection, zeroed. */
     char *body;
     size_t size, sent;
-    bool stop; /* A POST /stop whose body is still coming. */
+    const struct sy_http_command *command; /* A POST whose body is still coming. */
 };
 int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size);
 bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi);

@@ -1,14 +1,17 @@
 /* sy_server: one syncer shard as a process: WebSocket and HTTP shell around sy_core, merge thread, store.
  *
  * Network thread: libwebsockets, the core, all connections. Merge thread: new versions and their commits (jobs.h).
- * Nothing else touches parameters. One server a process: it installs signal handling (SIGTERM and SIGINT ask to stop,
- * SIGPIPE is ignored).
+ * Nothing else touches parameters. One server a process: it installs signal handling (SIGPIPE is ignored; SIGTERM and
+ * SIGINT end the process, not the job: rounds that can be merged are, commits under way are finished, then it leaves,
+ * bounded by sync.finishSeconds; a second signal ends it at once).
  *
  * On its port: WebSocket at /v1/connect (subprotocol diloco.v1, bearer token), and HTTP: GET /healthz, /readyz,
- * /metrics, /status; POST /stop with the token. With TLS the same HTTP answers plainly on `health_listen`. */
+ * /metrics, /status; POST with the token: /stop ends the job, /finish ends it as another shard's success asks for,
+ * /drain saves and leaves like SIGTERM. With TLS the same HTTP answers plainly on `health_listen`. */
 #ifndef SY_SERVER_SERVER_H
 #define SY_SERVER_SERVER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/err.h"
@@ -29,9 +32,14 @@ struct sy_server_options {
     uint64_t push_bytes_max; /* Bound of all pushes held at once; 0: learners.max times the shard's encoded size. */
 };
 
-/* Runs until the job ends, or a signal asks for an end. DL_OK: `*result` says how the job ended. DL_EINVAL: the
- * arguments, the address (in use, not ours) or the state folder cannot work. Others: see text. */
-DL_MUST_CHECK enum dl_rc sy_server_run(const struct sy_server_options *options, enum dl_stop_result *result,
+struct sy_server_end {
+    bool is_saved;              /* Asked to leave: the job is not over. */
+    enum dl_stop_result result; /* Else how the job ended. */
+};
+
+/* Runs until the job ends, or the process is asked to leave. DL_EINVAL: the arguments, the address (in use, not ours) or
+ * the state folder cannot work. Others: see text. */
+DL_MUST_CHECK enum dl_rc sy_server_run(const struct sy_server_options *options, struct sy_server_end *end,
                                        struct dl_err *err);
 
 #endif

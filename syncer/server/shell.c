@@ -19,6 +19,7 @@
 #define PING_SECONDS 20
 #define PING_HANGUP_SECONDS 120 /* The core's own timeout comes first; this is for what never said HELLO. */
 #define FILES_MIN 4096
+#define ANSWER_NS DL_NS_PER_SECOND /* For HTTP answers to get out before the process leaves. */
 
 struct ws_session {
     struct sy_conn *conn;
@@ -92,21 +93,38 @@ static void accept_all(struct sy_server *server, int fd, struct lws_vhost *vhost
     }
 }
 
+/* After STOP everybody may take what is still on its way and close; the last ones are cut off. */
+static void check_end(struct sy_server *server, const struct sy_core_view *view)
+{
+    if (!server->ended && view->phase == SY_ENDED) {
+        server->ended = true;
+        server->end.result = view->stop_result;
+        server->end_deadline_ns = server->now_ns + (int64_t)(server->spec->sync.finish_seconds * 1e9);
+    }
+}
+
+void sy_server_leave(struct sy_server *server)
+{
+    struct sy_core_view view;
+    sy_core_view(server->core, server->now_ns, &view);
+    check_end(server, &view);
+    if (server->leaving || server->ended) { /* Asked twice, or nothing is left to save: whoever asks has no time. */
+        server->leave_deadline_ns = server->end_deadline_ns = server->now_ns;
+        return;
+    }
+    server->leaving = true;
+    server->leave_deadline_ns = server->now_ns + (int64_t)(server->spec->sync.finish_seconds * 1e9);
+    sy_core_on_drain(server->core, server->now_ns);
+    sy_server_actions(server);
+}
+
 static void on_signal(struct sy_server *server)
 {
     struct signalfd_siginfo info;
     while (read(server->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         server->now_ns = dl_now_ns();
-        dl_info("signal received signal=%u stopping=%s", info.ssi_signo, server->stopping ? "already" : "now");
-        if (server->stopping) { /* Asked twice: whoever asks has no time. */
-            server->end_deadline_ns = server->now_ns;
-            server->ended = true;
-            server->result = DL_STOP_REQUESTED;
-        } else {
-            server->stopping = true;
-            sy_core_on_stop_request(server->core, server->now_ns, DL_STOP_REQUESTED, "the syncer was asked to stop");
-            sy_server_actions(server);
-        }
+        dl_info("signal received signal=%u leaving=%s", info.ssi_signo, server->leaving ? "already" : "now");
+        sy_server_leave(server);
     }
 }
 
@@ -161,17 +179,6 @@ static void log_summary(struct sy_server *server, const struct sy_core_view *vie
             sy_phase_name(view->phase), view->rounds_merged, server->last_round, server->last_fragment,
             server->last_have, view->quorum_need, view->connected, view->step, view->tokens, (double)view->loss,
             view->goodput);
-}
-
-/* After STOP everybody may take what is still on its way and close; the last ones are cut off. */
-static void check_end(struct sy_server *server, const struct sy_core_view *view)
-{
-    if (!server->ended && view->phase == SY_ENDED) {
-        server->ended = true;
-        server->stopping = true;
-        server->result = view->stop_result;
-        server->end_deadline_ns = server->now_ns + (int64_t)(server->spec->sync.finish_seconds * 1e9);
-    }
 }
 
 static void schedule_tick(struct sy_server *server);
@@ -358,6 +365,22 @@ static enum dl_rc start(struct sy_server *server, struct dl_err *err)
     return rc;
 }
 
+/* What was asked over HTTP, the leave itself perhaps, is still answered, with a bound. */
+static bool is_over(struct sy_server *server)
+{
+    int64_t now_ns = dl_now_ns();
+    if (server->ended) {
+        return server->conn_count == 0 || now_ns >= server->end_deadline_ns;
+    }
+    if (server->leaving && server->saved_ns == 0 && sy_core_is_drained(server->core)) {
+        server->saved_ns = now_ns;
+    }
+    bool is_answered = server->answers_pending == 0 || now_ns - server->saved_ns >= ANSWER_NS;
+    server->end.is_saved =
+        server->leaving && ((server->saved_ns != 0 && is_answered) || now_ns >= server->leave_deadline_ns);
+    return server->end.is_saved;
+}
+
 static void loop(struct sy_server *server)
 {
     server->ready = true;
@@ -368,8 +391,7 @@ static void loop(struct sy_server *server)
     server->now_ns = dl_now_ns();
     sy_server_actions(server);
     schedule_tick(server);
-    while (server->fatal.rc == DL_OK &&
-           !(server->ended && (server->conn_count == 0 || dl_now_ns() >= server->end_deadline_ns))) {
+    while (server->fatal.rc == DL_OK && !is_over(server)) {
         if (lws_service(server->context, 0) < 0) {
             dl_err_set(&server->fatal, DL_EIO, "the network loop failed");
         }
@@ -385,7 +407,7 @@ static void release(struct sy_server *server)
     sy_server_close_state(server);
 }
 
-enum dl_rc sy_server_run(const struct sy_server_options *options, enum dl_stop_result *result, struct dl_err *err)
+enum dl_rc sy_server_run(const struct sy_server_options *options, struct sy_server_end *end, struct dl_err *err)
 {
     struct sy_server *server = calloc(1, sizeof *server);
     if (server == NULL) {
@@ -395,7 +417,7 @@ enum dl_rc sy_server_run(const struct sy_server_options *options, enum dl_stop_r
     server->spec = options->spec;
     server->listen_fd = server->health_fd = server->signal_fd = -1;
     server->started_ns = dl_now_ns();
-    server->result = DL_STOP_FAILED;
+    server->end.result = DL_STOP_FAILED;
     enum dl_rc rc = start(server, err);
     if (rc == DL_OK) {
         loop(server);
@@ -403,7 +425,7 @@ enum dl_rc sy_server_run(const struct sy_server_options *options, enum dl_stop_r
             *err = server->fatal;
             rc = err->rc;
         }
-        *result = server->result;
+        *end = server->end;
         sy_server_leave_status(server);
     }
     release(server);

@@ -147,7 +147,7 @@ def test_leaving_and_joining(build):
         e.start_evaluator(e.folder / "last")
         e.wait(lambda: e.log("evaluator").count("joined round") == 2, 20, "the second evaluator")
         # Asked to stop, the job ends in order, and the weights are exported.
-        e.signal("syncer-0", signal.SIGTERM)
+        e.stop_job()
         for name in ("syncer-0", "learner-0", "learner-1", "evaluator"):
             e.wait_exit(name, 30)
         check((e.folder / "last" / "model.safetensors").exists(), "no weights exported")

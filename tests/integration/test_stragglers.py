@@ -54,7 +54,7 @@ def test_fast_learners_never_wait(build):
         e.wait(lambda: e.status()["connected"] == 8 and e.learner(STOPPED)["pushesMerged"] > merged, 30,
                "the stopped learner's next merged push")
         check(e.learner(SLOW)["pushesMerged"] > 0, "the slow learner never contributed")
-        e.signal("syncer-0", signal.SIGTERM)
+        e.stop_job()
         e.wait_exit("syncer-0", 30)
         for n in (*FAST, SLOW, STOPPED):
             e.wait_exit(f"learner-{n}", 15)

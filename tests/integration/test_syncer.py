@@ -631,33 +631,59 @@ def test_loopback_means_loopback(build):
 
 
 def test_stop(build):
-    for how in ("http", "signal"):
+    for how, result, code in (("/stop", 1, "requested"), ("/finish", 0, "succeeded")):
         with Ensemble(build, job()) as e:
             e.start_syncers()
             one = seeded(e)
             drive([one], lambda: e.status()["round"] >= 2, 20, "rounds")
-            if how == "http":
-                check(http(e, "/stop", "POST", e.token)[0] == 202, "accepted")
-            else:
-                e.signal("syncer-0", signal.SIGTERM)
+            check(http(e, how, "POST", e.token)[0] == 202, "accepted")
             drive([one], lambda: one.stop is not None, 10, "STOP")
-            check(one.stop["result"] == 1, f"requested: {one.stop}")
-            e.wait(lambda: e.status()["result"] == "requested", 5, "the result in /status")
+            check(one.stop["result"] == result, f"{code}: {one.stop}")
+            e.wait(lambda: e.status()["result"] == code, 5, "the result in /status")
             expect_refusal(e, "finished", "over")
             one.close()
             e.wait_exit("syncer-0", 10, 0)
             check(len(one.values) == 2 and one.values[0]["version"] > 1, "the last versions came before STOP")
     with Ensemble(build, job()) as e:  # Nobody there: ends at once.
         e.start_syncers()
-        e.signal("syncer-0", signal.SIGINT)
+        e.stop_job()
         e.wait_exit("syncer-0", 5, 0)
-    with Ensemble(build, job()) as e:  # Somebody who does not go: bounded; asked twice: at once.
+    with Ensemble(build, job()) as e:  # Somebody who does not go: bounded; a signal then: at once.
         e.start_syncers()
         one = seeded(e)
-        e.signal("syncer-0", signal.SIGTERM)
+        e.stop_job()
         drive([one], lambda: one.stop is not None, 10, "STOP")
         e.signal("syncer-0", signal.SIGTERM)
         e.wait_exit("syncer-0", 3, 0)
+
+
+SAVED = 5
+
+
+def test_leaving_saves(build):
+    """Asked to leave, a syncer saves, says no STOP and exits with a code of its own; started again, the job goes on."""
+    with Ensemble(build, job()) as e:
+        e.start_syncers()
+        one = seeded(e)
+        drive([one], lambda: e.status()["round"] >= 2, 20, "rounds")
+        for how in (signal.SIGTERM, signal.SIGINT, "/drain"):
+            before = e.status()
+            if how == "/drain":
+                check(http(e, how, "POST", "wrong")[0] == 401 and http(e, how, "POST", e.token)[0] == 202, "POST /drain")
+            else:
+                e.signal("syncer-0", how)
+            e.wait_exit("syncer-0", 10, SAVED)
+            check(one.stop is None, f"{how}: the job was ended")
+            e.start_syncer()
+            after = e.status()
+            check(after["round"] >= before["round"] and after["epoch"] == before["epoch"] + 1 and "result" not in after,
+                  f"{how}: {before} then {after}")
+            one.close()
+            one = learner(e, hello={"step": one.step_count})
+            drive([one], lambda: e.status()["round"] >= after["round"] + 2, 20, f"rounds after {how}")
+        e.signal("syncer-0", signal.SIGTERM)
+        e.signal("syncer-0", signal.SIGTERM)
+        e.wait_exit("syncer-0", 5, SAVED)
 
 
 def test_end_of_the_job(build):

@@ -447,6 +447,46 @@ static void test_delayed_commit(void)
     rig_free(rig);
 }
 
+/* Asked to leave: a round with its quorum is merged, one below it is given up, nothing new begins, nobody hears STOP. */
+static void test_leaving_saves_what_is_under_way(void)
+{
+    struct rig *rig = rig_spec();
+    rig->spec->sync.quorum = (struct dl_count_or_percent){.value = 2};
+    rig->spec->sync.grace.mode = DL_GRACE_FIXED;
+    rig->spec->sync.grace.max_seconds = 5;
+    rig_start(rig);
+    rig_seed(rig, 3);
+    struct dl_wire_pull pulls[2];
+    uint32_t opened = 0;
+    for (uint32_t s = 0; s < 30 && opened < 2; s++) {
+        rig_step(rig, s % 3);
+        if (rig_count(rig, SY_ACT_PULL) > 0) {
+            pulls[opened++] = rig_action(rig, SY_ACT_PULL, 0)->as.pull;
+        }
+    }
+    CU_ASSERT_EQUAL_FATAL(opened, 2);
+    rig_push(rig, 0, pulls[0].fragment, pulls[0].round, 1);
+    rig_push(rig, 1, pulls[0].fragment, pulls[0].round, 1); /* Its quorum; the third may still come. */
+    rig_push(rig, 0, pulls[1].fragment, pulls[1].round, 1);
+    CU_ASSERT_FALSE(sy_core_is_drained(rig->core));
+    sy_core_on_drain(rig->core, rig->now_ns);
+    rig_event(rig);
+    CU_ASSERT_EQUAL_FATAL(rig_count(rig, SY_ACT_MERGE), 1);
+    CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_MERGE, 0)->fragment, pulls[0].fragment);
+    CU_ASSERT_FALSE(sy_core_is_drained(rig->core));
+    for (uint32_t s = 0; s < 20; s++) {
+        rig_step(rig, 0);
+        CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 0);
+    }
+    rig_commit(rig, pulls[0].fragment);
+    CU_ASSERT_TRUE(sy_core_is_drained(rig->core));
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_STOP), 0);
+    CU_ASSERT_EQUAL(rig_version(rig, pulls[0].fragment), 2);
+    CU_ASSERT_EQUAL(rig_version(rig, pulls[1].fragment), 1);
+    CU_ASSERT_PTR_NOT_NULL(strstr(rig_view(rig).message, "saving"));
+    rig_free(rig);
+}
+
 static void test_estimates_and_goodput(void)
 {
     struct rig *rig = rig_spec();
@@ -479,4 +519,4 @@ UNIT_MAIN("core_phases", {"seeding", test_seeding_from_one_learner},
           {"no second warm-up", test_no_second_warmup_after_a_restart}, {"synchronous", test_synchronous_form},
           {"Q8 budget", test_q8_budget_merges_once_more_then_stops}, {"Q8 four results", test_q8_four_results},
           {"the end is bounded", test_the_end_is_bounded}, {"delayed commit", test_delayed_commit},
-          {"estimates", test_estimates_and_goodput})
+          {"leaving", test_leaving_saves_what_is_under_way}, {"estimates", test_estimates_and_goodput})

@@ -120,17 +120,19 @@ static void test_faults_then_finish(void)
     CU_ASSERT_EQUAL(failed, 0);
     printf(
         "events %llu merges %llu seeds %llu cuts %llu half-open %llu blocks %llu kills %llu stalls %llu crashes %llu "
-        "pauses %llu damaged %llu nan %llu absurd %llu repeats %llu full %llu ",
+        "drains %llu pauses %llu damaged %llu nan %llu absurd %llu repeats %llu full %llu ",
         (unsigned long long)sum.events, (unsigned long long)sum.merges, (unsigned long long)sum.seeds,
         (unsigned long long)sum.cuts, (unsigned long long)sum.half_open, (unsigned long long)sum.blocks,
         (unsigned long long)sum.kills, (unsigned long long)sum.stalls, (unsigned long long)sum.crashes,
-        (unsigned long long)sum.pauses, (unsigned long long)sum.damaged, (unsigned long long)sum.nans,
-        (unsigned long long)sum.absurd, (unsigned long long)sum.repeats, (unsigned long long)sum.full_disks);
+        (unsigned long long)sum.drains, (unsigned long long)sum.pauses, (unsigned long long)sum.damaged,
+        (unsigned long long)sum.nans, (unsigned long long)sum.absurd, (unsigned long long)sum.repeats,
+        (unsigned long long)sum.full_disks);
     if (one == NULL && count >= 100) {
         /* Each kind of fault has really happened. */
         CU_ASSERT(sum.merges > 0 && sum.cuts > 0 && sum.half_open > 0 && sum.blocks > 0 && sum.kills > 0 &&
                   sum.stalls > 0);
-        CU_ASSERT(sum.crashes > 0 && sum.pauses > 0 && sum.damaged > 0 && sum.nans > 0 && sum.absurd > 0);
+        CU_ASSERT(sum.crashes > 0 && sum.drains > 0 && sum.pauses > 0 && sum.damaged > 0 && sum.nans > 0 &&
+                  sum.absurd > 0);
         CU_ASSERT(sum.repeats > 0 && sum.full_disks > 0 && sum.late_joins > 0);
     }
 }

@@ -18,8 +18,8 @@ struct world {
     uint32_t count;
     int64_t now;
     struct op_plan plan;
-    uint32_t starts, stops, kills, stop_jobs; /* Of the last step. */
-    bool by_hand;                             /* Started instances stay OP_STARTING. */
+    uint32_t starts, stops, kills, stop_jobs, finish_jobs; /* Of the last step. */
+    bool by_hand;                                          /* Started instances stay OP_STARTING. */
 };
 
 static struct op_limits test_limits(void)
@@ -84,8 +84,9 @@ static void world_remove(struct world *w, const struct op_change *change)
 
 static void world_apply(struct world *w, const struct op_change *change)
 {
-    if (change->type == OP_STOP_JOB) {
-        w->stop_jobs++;
+    if (change->type == OP_STOP_JOB || change->type == OP_FINISH_JOB) {
+        w->stop_jobs += change->type == OP_STOP_JOB ? 1 : 0;
+        w->finish_jobs += change->type == OP_FINISH_JOB ? 1 : 0;
         return;
     }
     if (change->type == OP_FORGET) {
@@ -123,7 +124,7 @@ static void world_apply(struct world *w, const struct op_change *change)
 /* Plans and applies, until nothing is started any more. */
 static void world_step(struct world *w)
 {
-    w->starts = w->stops = w->kills = w->stop_jobs = 0;
+    w->starts = w->stops = w->kills = w->stop_jobs = w->finish_jobs = 0;
     uint32_t before = 0;
     for (int i = 0; i < 100; i++) {
         before = w->starts;
@@ -228,6 +229,7 @@ static const struct end_row end_rows[] = {
     {"learner deleted", OP_LEARNER, OP_END_DELETED, 0, S, false, 0, OP_JOB_RUNNING},
     {"syncer exits 1", OP_SYNCER, OP_END_EXIT, 1, S, true, S, OP_JOB_RUNNING},
     {"syncer gets SIGKILL", OP_SYNCER, OP_END_SIGNAL, SIGKILL, S, false, 0, OP_JOB_RUNNING},
+    {"syncer saved and left", OP_SYNCER, OP_END_EXIT, 5, S, false, 0, OP_JOB_RUNNING},
     {"syncer exits 2: job failed", OP_SYNCER, OP_END_EXIT, 2, S, true, -1, OP_JOB_FINISHING},
     {"syncer exits 3: job failed", OP_SYNCER, OP_END_EXIT, 3, S, true, -1, OP_JOB_FINISHING},
     {"syncer exits 4: job timed out", OP_SYNCER, OP_END_EXIT, 4, S, true, -1, OP_JOB_FINISHING},
@@ -735,6 +737,37 @@ static void test_finishing_syncers_may_go_one_after_the_other(void)
     world_release(&w);
 }
 
+/* The others may not see by themselves that the budget is reached, and one may be down at that moment. */
+static void test_a_shards_success_is_told_to_the_others(void)
+{
+    struct world w;
+    world_init(&w, 3, 2, 4);
+    world_step(&w);
+    world_end(&w, OP_SYNCER, 2, OP_END_EXIT, 1);
+    w.progress.succeeded = true;
+    world_end(&w, OP_SYNCER, 0, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT(w.finish_jobs > 0 && w.stop_jobs == 0);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    world_end(&w, OP_LEARNER, 0, OP_END_EXIT, 0);
+    w.now += S;
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.starts, 1); /* The shard that was down; no learner. */
+    CU_ASSERT_PTR_NOT_NULL(world_find(&w, OP_SYNCER, 2));
+    world_end(&w, OP_SYNCER, 2, OP_END_EXIT, 0);
+    world_step(&w);
+    CU_ASSERT(w.finish_jobs > 0 && w.starts == 0);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_RUNNING);
+    w.now += 20 * S; /* Bounded: shard 1 never gets there. */
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_FINISHING);
+    CU_ASSERT_EQUAL(w.starts, 0);
+    end_all(&w);
+    world_step(&w);
+    CU_ASSERT_EQUAL(w.plan.phase, OP_JOB_SUCCEEDED);
+    world_release(&w);
+}
+
 static void test_stop_wish_deadline_and_their_bounds(void)
 {
     for (int by_deadline = 0; by_deadline < 2; by_deadline++) {
@@ -932,6 +965,7 @@ UNIT_MAIN("plan", {"starts syncers, learners, evaluator", test_starts_syncers_le
           {"scavenging", test_scavenging_grows_takes_back_and_backs_off},
           {"scavenging below the maxima", test_scavenging_stays_below_the_maxima}, {"results", test_results},
           {"finishing", test_finishing_syncers_may_go_one_after_the_other},
+          {"a shard's success is told to the others", test_a_shards_success_is_told_to_the_others},
           {"stop, deadline, bounds", test_stop_wish_deadline_and_their_bounds}, {"kill", test_kill_wish_kills_at_once},
           {"learners without syncers", test_learners_without_syncers_do_not_linger},
           {"success needs the export", test_success_needs_the_export}, {"suspend and resume", test_suspend_and_resume},

@@ -19,6 +19,7 @@ static struct {
     int wake_fd; /* Readable once asked; never read. */
     int64_t grace_ns;
     sigset_t signals;
+    pthread_t thread;
 } stop = {.wake_fd = -1};
 
 static void *watch(void *context)
@@ -41,6 +42,12 @@ static void *watch(void *context)
     _exit(DL_EXIT_OK);
 }
 
+/* Threads that a library started before us (OpenBLAS at load) have the signals unblocked: they pass them on. */
+static void pass_on(int number)
+{
+    pthread_kill(stop.thread, number);
+}
+
 enum dl_rc wk_stop_init(double grace_seconds, struct dl_err *err)
 {
     stop.grace_ns = (int64_t)(grace_seconds * (double)DL_NS_PER_SECOND);
@@ -51,15 +58,17 @@ enum dl_rc wk_stop_init(double grace_seconds, struct dl_err *err)
     sigemptyset(&stop.signals);
     sigaddset(&stop.signals, SIGTERM);
     sigaddset(&stop.signals, SIGINT);
-    pthread_t thread;
     int code = pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
     if (code == 0) {
-        code = pthread_create(&thread, NULL, watch, NULL);
+        code = pthread_create(&stop.thread, NULL, watch, NULL);
     }
     if (code != 0) {
         return dl_err_errno(err, DL_ENOMEM, code, "cannot start the thread that waits for signals");
     }
-    pthread_detach(thread);
+    pthread_detach(stop.thread); /* Never ends: it can be signalled for as long as the process lives. */
+    struct sigaction action = {.sa_handler = pass_on, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
     return DL_OK;
 }
 

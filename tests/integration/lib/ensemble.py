@@ -160,6 +160,16 @@ class Ensemble:
     def signal(self, name, number):
         self.processes[name].send_signal(number)
 
+    def post(self, path, shard=0, timeout=10):
+        request = urllib.request.Request(f"http://{self.addresses[shard]}{path}", method="POST", data=b"",
+                                         headers={"Authorization": "Bearer " + self.token})
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.read().decode()
+
+    def stop_job(self):
+        for shard in range(self.shards):
+            self.post("/stop", shard)
+
     # -- what is
 
     def get(self, path, shard=0, timeout=5):

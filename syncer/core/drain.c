@@ -1,0 +1,41 @@
+/* sy_core, saving: this process is to end, the job goes on with the next one.
+ *
+ * Nothing new begins. A round that has its quorum is closed at once, since what it holds is worth a merge; others are
+ * given up: learners' counters go on, so that the next pull covers what was pushed. What is merging becomes durable. */
+#include "syncer/core/state.h"
+
+static void settle_round(struct sy_core *core, uint32_t local)
+{
+    struct sy_round *round = &core->rounds[local];
+    if (round->state == SY_ROUND_GRACE) {
+        sy_round_close(core, local);
+    }
+    if (round->state == SY_ROUND_PULLING) {
+        sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
+    }
+}
+
+void sy_core_on_drain(struct sy_core *core, int64_t now_ns)
+{
+    sy_event(core, now_ns);
+    if (!core->draining && core->phase != SY_ENDED) {
+        core->draining = true;
+        if (core->seeder != SY_NO_MEMBER) {
+            sy_seed_left(core, core->seeder);
+        }
+        for (uint32_t i = 0; i < core->fragments; i++) {
+            settle_round(core, i);
+        }
+        sy_queue_note(core, false, "saving: no round is opened any more");
+    }
+    sy_settle(core);
+}
+
+bool sy_core_is_drained(const struct sy_core *core)
+{
+    bool busy = false;
+    for (uint32_t i = 0; i < core->fragments; i++) {
+        busy = busy || core->rounds[i].state != SY_ROUND_IDLE;
+    }
+    return core->draining && !busy;
+}
