@@ -12,6 +12,7 @@
 #include "operator/reconcile/plan_internal.h"
 
 #define SECOND INT64_C(1000000000)
+#define SPARE_IDS 8
 #define ORPHANED_LEARNERS_NS                                                                                           \
     (3 * SECOND) /* Learners outlive their syncers on purpose; at the end they are asked then. */
 
@@ -57,12 +58,6 @@ enum dl_rc op_planner_new(struct op_planner **out, struct dl_err *err)
     if (planner == NULL) {
         return dl_err_set(err, DL_ENOMEM, "no memory for a planner");
     }
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
-        planner->syncers[i] = (struct op_slot){.kind = OP_SYNCER, .id = i};
-    }
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
-        planner->learners[i] = (struct op_slot){.kind = OP_LEARNER, .id = i};
-    }
     planner->evaluator = (struct op_slot){.kind = OP_EVALUATOR};
     *out = planner;
     return DL_OK;
@@ -70,7 +65,43 @@ enum dl_rc op_planner_new(struct op_planner **out, struct dl_err *err)
 
 void op_planner_free(struct op_planner *planner)
 {
-    free(planner);
+    if (planner != NULL) {
+        free(planner->syncers);
+        free(planner->learners);
+        free(planner);
+    }
+}
+
+/* Without memory the planner goes on with the places it has: what lies beyond them is not seen. */
+static void grow(struct op_slot **slots, uint32_t *count, enum op_kind kind, uint32_t needed)
+{
+    struct op_slot *grown = needed > *count ? realloc(*slots, needed * sizeof *grown) : NULL;
+    if (grown == NULL) {
+        return;
+    }
+    for (uint32_t i = *count; i < needed; i++) {
+        grown[i] = (struct op_slot){.kind = kind, .id = i};
+    }
+    *slots = grown;
+    *count = needed;
+}
+
+/* Ids are reused from the lowest, so that there are never more of them than those wanted and those that leave. */
+static void make_places(struct op_planner *planner, const struct op_wanted *wanted,
+                        const struct op_instance *instances, uint32_t count)
+{
+    uint32_t learners = DL_MIN(2 * wanted->learners_max + SPARE_IDS, (uint32_t)DL_SPEC_LEARNERS_MAX);
+    uint32_t syncers = wanted->shards;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct op_instance *it = &instances[i];
+        if (it->kind == OP_LEARNER && it->id < DL_SPEC_LEARNERS_MAX) {
+            learners = DL_MAX(learners, it->id + 1);
+        } else if (it->kind == OP_SYNCER && it->id < DL_SPEC_SHARDS_MAX) {
+            syncers = DL_MAX(syncers, it->id + 1);
+        }
+    }
+    grow(&planner->learners, &planner->learner_count, OP_LEARNER, learners);
+    grow(&planner->syncers, &planner->syncer_count, OP_SYNCER, syncers);
 }
 
 bool op_planner_add(struct op_planner *planner, enum op_change_type type, const struct op_slot *slot,
@@ -108,37 +139,39 @@ void op_planner_end(struct op_planner *planner, enum op_job_phase outcome, enum 
     planner->ending_since_ns = planner->now_ns;
 }
 
-static const struct op_slot *slot_at(const struct op_planner *planner, enum op_kind kind, uint32_t id)
+struct op_slot *op_planner_slot(struct op_planner *planner, enum op_kind kind, uint32_t id)
 {
     switch (kind) {
-    case OP_SYNCER: return &planner->syncers[id];
-    case OP_LEARNER: return &planner->learners[id];
+    case OP_SYNCER: return id < planner->syncer_count ? &planner->syncers[id] : NULL;
+    case OP_LEARNER: return id < planner->learner_count ? &planner->learners[id] : NULL;
     case OP_EVALUATOR: break;
     }
     return &planner->evaluator;
 }
 
+static const struct op_slot *slot_at(const struct op_planner *planner, enum op_kind kind, uint32_t id)
+{
+    return op_planner_slot((struct op_planner *)(uintptr_t)planner, kind, id);
+}
+
 bool op_planner_wants(const struct op_planner *planner, enum op_kind kind, uint32_t id)
 {
     const struct op_slot *slot = slot_at(planner, kind, id);
-    return slot->exists && !slot->leaving;
+    return slot != NULL && slot->exists && !slot->leaving;
 }
 
 enum op_reason op_planner_given_up(const struct op_planner *planner, enum op_kind kind, uint32_t id)
 {
     const struct op_slot *slot = slot_at(planner, kind, id);
-    return slot->given_up ? slot->reason : OP_REASON_NONE;
+    return slot != NULL && slot->given_up ? slot->reason : OP_REASON_NONE;
 }
 
 void op_plan_on_start_failed(struct op_planner *planner, const struct op_wanted *wanted, const struct op_change *start,
                              int64_t now_ns)
 {
     assert(start->type == OP_START);
-    struct op_slot *slot = &planner->evaluator;
-    if (start->kind != OP_EVALUATOR) {
-        slot = start->kind == OP_SYNCER ? &planner->syncers[start->id] : &planner->learners[start->id];
-    }
-    if (slot->incarnation != start->incarnation || !slot->expected) {
+    struct op_slot *slot = op_planner_slot(planner, start->kind, start->id);
+    if (slot == NULL || slot->incarnation != start->incarnation || !slot->expected) {
         return;
     }
     planner->now_ns = now_ns;
@@ -168,7 +201,7 @@ static bool is_last(const struct op_planner *planner)
 static bool is_success_complete(struct op_planner *planner)
 {
     bool all = true;
-    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+    for (uint32_t i = 0; i < planner->wanted->shards && i < planner->syncer_count; i++) {
         all = all && planner->syncers[i].is_finished;
     }
     int64_t until_ns = planner->succeeded_since_ns + planner->wanted->limits.finish_ns;
@@ -181,7 +214,7 @@ static bool is_success_complete(struct op_planner *planner)
 
 static void end_by_syncers(struct op_planner *planner)
 {
-    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+    for (uint32_t i = 0; i < planner->wanted->shards && i < planner->syncer_count; i++) {
         const struct op_slot *slot = &planner->syncers[i];
         if (slot->given_up) {
             op_planner_end(planner, OP_JOB_FAILED, slot->reason);
@@ -202,7 +235,7 @@ static void end_by_learners(struct op_planner *planner)
 {
     uint32_t existing = 0, given_up = 0;
     enum op_reason reason = OP_REASON_NONE;
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         const struct op_slot *slot = &planner->learners[i];
         if (slot->exists && !slot->leaving) {
             existing++;
@@ -220,7 +253,7 @@ static void spread_success(struct op_planner *planner)
 {
     const struct op_progress *progress = planner->progress;
     bool any = progress->succeeded;
-    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+    for (uint32_t i = 0; i < planner->wanted->shards && i < planner->syncer_count; i++) {
         any = any || (planner->syncers[i].is_finished && is_last(planner));
     }
     if (any && planner->succeeded_since_ns == 0) {
@@ -282,7 +315,7 @@ static uint32_t count_up(const struct op_slot *slots, uint32_t count)
 
 static void ask(struct op_planner *planner, const struct op_slot *slot, bool kill, enum op_reason reason)
 {
-    if (slot->current == NULL) {
+    if (slot->current == NULL || (slot->kind == OP_SYNCER && planner->wanted->syncers_by_set)) {
         return;
     }
     if (kill) {
@@ -322,8 +355,8 @@ static void tear_down(struct op_planner *planner)
 {
     const struct op_limits *limits = &planner->wanted->limits;
     bool kill = planner->wanted->wish == OP_WISH_KILL;
-    uint32_t syncers = count_up(planner->syncers, DL_SPEC_SHARDS_MAX);
-    uint32_t learners = count_up(planner->learners, DL_SPEC_LEARNERS_MAX);
+    uint32_t syncers = count_up(planner->syncers, planner->syncer_count);
+    uint32_t learners = count_up(planner->learners, planner->learner_count);
     bool evaluator = is_up(&planner->evaluator);
     if (syncers + learners == 0 && !evaluator) {
         finish_over(planner);
@@ -335,21 +368,23 @@ static void tear_down(struct op_planner *planner)
         struct op_slot everyone = {.kind = OP_SYNCER};
         op_planner_add(planner, OP_STOP_JOB, &everyone, 0, planner->outcome_reason);
     }
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX && planner->now_ns >= ask_learners_ns; i++) {
+    for (uint32_t i = 0; i < planner->learner_count && planner->now_ns >= ask_learners_ns; i++) {
         ask_or_kill(planner, &planner->learners[i], planner->outcome_reason);
     }
     if (planner->now_ns >= ask_ns) {
         ask_or_kill(planner, &planner->evaluator, planner->outcome_reason);
     }
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
-        if ((learners == 0 && !evaluator) || planner->now_ns >= ask_ns) {
+    bool is_syncers_turn = (learners == 0 && !evaluator) || planner->now_ns >= ask_ns;
+    planner->plan->syncers_wanted = is_syncers_turn ? 0 : planner->wanted->shards;
+    for (uint32_t i = 0; i < planner->syncer_count; i++) {
+        if (is_syncers_turn) {
             ask_or_kill(planner, &planner->syncers[i], planner->outcome_reason);
         }
     }
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX && kill; i++) {
+    for (uint32_t i = 0; i < planner->learner_count && kill; i++) {
         ask(planner, &planner->learners[i], true, planner->outcome_reason);
     }
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX && kill; i++) {
+    for (uint32_t i = 0; i < planner->syncer_count && kill; i++) {
         ask(planner, &planner->syncers[i], true, planner->outcome_reason);
     }
     if (kill) {
@@ -364,12 +399,13 @@ static void tear_down(struct op_planner *planner)
 static void suspend(struct op_planner *planner)
 {
     planner->is_suspended = true;
-    uint32_t training = count_up(planner->learners, DL_SPEC_LEARNERS_MAX) + (is_up(&planner->evaluator) ? 1 : 0);
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    uint32_t training = count_up(planner->learners, planner->learner_count) + (is_up(&planner->evaluator) ? 1 : 0);
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         ask_or_kill(planner, &planner->learners[i], OP_REASON_SUSPENDED);
     }
     ask_or_kill(planner, &planner->evaluator, OP_REASON_SUSPENDED);
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX && training == 0; i++) {
+    planner->plan->syncers_wanted = training == 0 ? 0 : planner->wanted->shards;
+    for (uint32_t i = 0; i < planner->syncer_count && training == 0; i++) {
         ask_or_kill(planner, &planner->syncers[i], OP_REASON_SUSPENDED);
     }
 }
@@ -384,10 +420,10 @@ static void fresh_chance(struct op_planner *planner, struct op_slot *slot)
 
 static void fresh_chances(struct op_planner *planner)
 {
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->syncer_count; i++) {
         fresh_chance(planner, &planner->syncers[i]);
     }
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         fresh_chance(planner, &planner->learners[i]);
     }
     fresh_chance(planner, &planner->evaluator);
@@ -417,13 +453,14 @@ static void start(struct op_planner *planner, struct op_slot *slot)
     slot->incarnation++;
     slot->expected = true;
     slot->seen = false;
+    slot->restarts = 0;
     slot->expected_since_ns = planner->now_ns;
 }
 
 static uint32_t places_taken(const struct op_planner *planner)
 {
     uint32_t taken = 0;
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         const struct op_slot *slot = &planner->learners[i];
         taken += slot->alive + (slot->expected ? 1 : 0);
     }
@@ -441,19 +478,22 @@ static bool is_exported(const struct op_planner *planner)
 static void run(struct op_planner *planner)
 {
     const struct op_wanted *wanted = planner->wanted;
+    planner->plan->syncers_wanted = wanted->shards;
     op_planner_scavenge(planner);
     op_planner_scale(planner);
-    for (uint32_t i = 0; i < wanted->shards; i++) {
+    for (uint32_t i = 0; i < wanted->shards && i < planner->syncer_count; i++) {
         planner->syncers[i].exists = true;
-        if (is_startable(planner, &planner->syncers[i])) {
+        if (!wanted->syncers_by_set && is_startable(planner, &planner->syncers[i])) {
             start(planner, &planner->syncers[i]);
         }
     }
     uint32_t taken = places_taken(planner);
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         struct op_slot *slot = &planner->learners[i];
         if (slot->leaving) {
             ask_or_kill(planner, slot, OP_REASON_SCALE_DOWN);
+        } else if (slot->given_up) {
+            ask_or_kill(planner, slot, slot->reason);
         } else if (wanted->endpoints_known && !is_last(planner) && taken < wanted->learners_max &&
                    is_startable(planner, slot)) {
             start(planner, slot);
@@ -461,6 +501,9 @@ static void run(struct op_planner *planner)
         }
     }
     planner->evaluator.exists = wanted->evaluator;
+    if (planner->evaluator.given_up) {
+        ask_or_kill(planner, &planner->evaluator, planner->evaluator.reason);
+    }
     if (wanted->endpoints_known && !is_exported(planner) && is_startable(planner, &planner->evaluator)) {
         start(planner, &planner->evaluator);
     }
@@ -470,7 +513,7 @@ static void run(struct op_planner *planner)
 
 static void count_learners(const struct op_planner *planner, struct op_plan *plan)
 {
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         const struct op_slot *slot = &planner->learners[i];
         if (!slot->exists) {
             continue;
@@ -487,7 +530,7 @@ static void count_learners(const struct op_planner *planner, struct op_plan *pla
         plan->starting += current->state == OP_PENDING || current->state == OP_STARTING ? 1 : 0;
         plan->terminating += current->state == OP_TERMINATING ? 1 : 0;
     }
-    for (uint32_t i = 0; i < planner->wanted->shards; i++) {
+    for (uint32_t i = 0; i < planner->wanted->shards && i < planner->syncer_count; i++) {
         const struct op_instance *current = planner->syncers[i].current;
         plan->syncers_ready += current != NULL && current->state == OP_RUNNING && current->ready ? 1 : 0;
     }
@@ -502,7 +545,7 @@ static void describe(struct op_planner *planner, struct op_plan *plan)
         snprintf(plan->message, sizeof plan->message, "%s", op_reason_name(planner->outcome_reason));
     } else if (planner->wanted->suspend) {
         bool any =
-            count_up(planner->learners, DL_SPEC_LEARNERS_MAX) + count_up(planner->syncers, DL_SPEC_SHARDS_MAX) > 0 ||
+            count_up(planner->learners, planner->learner_count) + count_up(planner->syncers, planner->syncer_count) > 0 ||
             is_up(&planner->evaluator);
         plan->phase = any ? OP_JOB_SUSPENDING : OP_JOB_SUSPENDED;
         plan->reason = OP_REASON_SUSPENDED;
@@ -534,6 +577,10 @@ void op_plan_make(struct op_planner *planner, const struct op_wanted *wanted, co
         planner->generation = wanted->generation;
         planner->capacity_changes = wanted->capacity_changes;
     }
+    if (wanted->started_ns != 0) {
+        planner->started_ns = wanted->started_ns; /* A resumed job starts anew. */
+    }
+    make_places(planner, wanted, instances, count);
     op_planner_observe(planner, instances, count);
     if (planner->generation != wanted->generation || (planner->is_suspended && !wanted->suspend)) {
         fresh_chances(planner);

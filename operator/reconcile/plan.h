@@ -70,8 +70,9 @@ struct op_instance { /* One observed process or pod. */
     bool unschedulable; /* With OP_PENDING. */
     uint64_t behind;    /* Versions. */
     double tokens_per_second;
-    enum op_end end; /* With OP_ENDED. */
+    enum op_end end; /* With OP_ENDED; else of the last life before a restart in place. */
     int code;
+    uint32_t restarts; /* Times that it was started again in its place, under the same incarnation. */
 };
 
 struct op_limits {
@@ -98,6 +99,7 @@ enum op_stop_wish { OP_WISH_NONE, OP_WISH_STOP, OP_WISH_KILL };
 struct op_wanted {
     uint64_t generation; /* A change gives those given up another chance. */
     uint32_t shards;
+    bool syncers_by_set; /* Someone else keeps `syncers_wanted` syncers (a StatefulSet): no change ever names one. */
     bool evaluator;
     uint32_t learners_max;
     uint32_t pool_count;
@@ -178,7 +180,7 @@ struct op_plan {
     enum op_reason reason;
     char message[OP_PLAN_TEXT_MAX];
     uint32_t desired, running, connected, starting, terminating, waiting, given_up; /* Learners. */
-    uint32_t syncers_ready;
+    uint32_t syncers_ready, syncers_wanted;
     uint32_t change_count;
     struct op_change changes[OP_PLAN_CHANGES_MAX];
     int64_t next_ns; /* Ask again no later; INT64_MAX: when something changes. */

@@ -21,6 +21,7 @@ struct op_slot {
     int64_t seen_started_ns;
     int64_t next_start_ns;
     uint32_t crashes, short_lives; /* In a row. */
+    uint32_t restarts;             /* Restarts in place of this incarnation that have been dealt with. */
     int last_code;                 /* Of the last end that was not a disruption; 0: fine. */
     /* For one call: */
     const struct op_instance *current; /* Alive and of the newest incarnation. */
@@ -36,8 +37,8 @@ struct op_scavenging {
 };
 
 struct op_planner {
-    struct op_slot syncers[DL_SPEC_SHARDS_MAX];
-    struct op_slot learners[DL_SPEC_LEARNERS_MAX];
+    uint32_t syncer_count, learner_count; /* Places; they grow with what is wanted and seen. */
+    struct op_slot *syncers, *learners;
     struct op_slot evaluator;
     struct op_scavenging scavenging[DL_SPEC_POOLS_MAX];
     bool is_started;
@@ -60,6 +61,7 @@ struct op_planner {
 };
 
 /* plan.c */
+struct op_slot *op_planner_slot(struct op_planner *planner, enum op_kind kind, uint32_t id); /* NULL: no such place. */
 bool op_planner_add(struct op_planner *planner, enum op_change_type type, const struct op_slot *slot,
                     uint64_t incarnation, enum op_reason reason); /* False: the plan is full. */
 void op_planner_wake(struct op_planner *planner, int64_t at_ns);

@@ -71,6 +71,9 @@ static void count_end(struct op_planner *planner, struct op_slot *slot, enum op_
     slot->expected = false;
     slot->seen = false;
     slot->last_code = end == OP_END_EXIT || end == OP_END_SIGNAL ? code : -1;
+    if (slot->given_up) {
+        return; /* Crashed in its place until it was given up, and then was asked to go. */
+    }
     slot->reason = OP_REASON_REPLACEMENT;
     if (slot->leaving || planner->is_ending || planner->is_suspended) {
         return; /* Asked for, or of no consequence any more. */
@@ -102,14 +105,54 @@ static void count_end(struct op_planner *planner, struct op_slot *slot, enum op_
     }
 }
 
-static struct op_slot *slot_of(struct op_planner *planner, const struct op_instance *instance)
+/* A container that was started again in its place: what ended the last life counts, those before it as well. */
+static void count_restarts(struct op_planner *planner, struct op_slot *slot, const struct op_instance *instance)
 {
-    switch (instance->kind) {
-    case OP_SYNCER: return instance->id < DL_SPEC_SHARDS_MAX ? &planner->syncers[instance->id] : NULL;
-    case OP_LEARNER: return instance->id < DL_SPEC_LEARNERS_MAX ? &planner->learners[instance->id] : NULL;
-    case OP_EVALUATOR: return &planner->evaluator;
+    if (instance->restarts <= slot->restarts) {
+        slot->restarts = instance->restarts;
+        return;
     }
-    return NULL;
+    uint32_t more = instance->restarts - slot->restarts;
+    slot->restarts = instance->restarts;
+    if (slot->leaving || slot->given_up || planner->is_ending || planner->is_suspended) {
+        return;
+    }
+    enum op_end end = instance->end;
+    int code = instance->code;
+    if (end == OP_END_EXIT && (code == DL_EXIT_USAGE || code == DL_EXIT_REFUSED)) {
+        give_up(slot, code == DL_EXIT_USAGE ? OP_REASON_BAD_INPUT : OP_REASON_REFUSED);
+    } else if (slot->kind == OP_SYNCER && end == OP_END_EXIT && code == DL_EXIT_OK) {
+        slot->is_finished = true;
+    } else if (slot->kind == OP_SYNCER && end == OP_END_EXIT && code == DL_EXIT_TIMEOUT) {
+        op_planner_end(planner, OP_JOB_FAILED, OP_REASON_TIMED_OUT);
+    } else if (op_end_is_crash(end, code)) {
+        slot->crashes += more;
+        if (slot->crashes > crashes_max(&planner->wanted->limits, slot->kind)) {
+            give_up(slot, OP_REASON_CRASH_LOOP);
+        }
+    }
+}
+
+/* A shard that a StatefulSet keeps: it is replaced by the set, and is only counted here. */
+static void observe_shard(struct op_planner *planner, struct op_slot *slot, const struct op_instance *instance)
+{
+    slot->exists = true;
+    slot->alive++;
+    if (slot->seen) {
+        count_restarts(planner, slot, instance);
+    } else {
+        slot->restarts = instance->restarts; /* Whoever was here before has dealt with them. */
+        if (instance->restarts > 0 && instance->end == OP_END_EXIT && instance->code == DL_EXIT_OK) {
+            slot->is_finished = true;
+        }
+    }
+    slot->seen = true;
+    if (instance->state == OP_RUNNING && planner->now_ns - instance->started_ns >= planner->wanted->limits.healthy_ns) {
+        slot->crashes = 0;
+    }
+    if (instance->state != OP_ENDED && instance->state != OP_LOST) {
+        slot->current = instance;
+    }
 }
 
 /* An incarnation that this planner has not started: another one did, before it. Ends of such count as ours. */
@@ -127,8 +170,12 @@ static void adopt(struct op_slot *slot, const struct op_instance *instance)
 
 static void observe_one(struct op_planner *planner, const struct op_instance *instance)
 {
-    struct op_slot *slot = slot_of(planner, instance);
+    struct op_slot *slot = op_planner_slot(planner, instance->kind, instance->id);
     if (slot == NULL) {
+        return;
+    }
+    if (instance->kind == OP_SYNCER && planner->wanted->syncers_by_set) {
+        observe_shard(planner, slot, instance);
         return;
     }
     adopt(slot, instance);
@@ -158,6 +205,10 @@ static void observe_one(struct op_planner *planner, const struct op_instance *in
     }
     slot->alive++;
     if (is_newest) {
+        if (!slot->seen && !slot->expected) {
+            slot->restarts = instance->restarts;
+        }
+        count_restarts(planner, slot, instance);
         slot->current = instance;
         slot->expected = false;
         slot->seen = true;
@@ -172,6 +223,9 @@ static void observe_one(struct op_planner *planner, const struct op_instance *in
  */
 static void settle(struct op_planner *planner, struct op_slot *slot)
 {
+    if (slot->kind == OP_SYNCER && planner->wanted->syncers_by_set) {
+        return;
+    }
     if (slot->seen && slot->current == NULL && slot->incarnation > slot->counted) {
         count_end(planner, slot, OP_END_DELETED, 0, planner->now_ns - slot->seen_started_ns);
     }
@@ -192,10 +246,10 @@ static void settle(struct op_planner *planner, struct op_slot *slot)
 
 static void for_each_slot(struct op_planner *planner, void (*visit)(struct op_planner *, struct op_slot *))
 {
-    for (uint32_t i = 0; i < DL_SPEC_SHARDS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->syncer_count; i++) {
         visit(planner, &planner->syncers[i]);
     }
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         visit(planner, &planner->learners[i]);
     }
     visit(planner, &planner->evaluator);

@@ -14,7 +14,7 @@ static bool is_member(const struct op_slot *slot, uint32_t pool)
 static uint32_t count_members(const struct op_planner *planner, uint32_t pool)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         count += is_member(&planner->learners[i], pool) ? 1 : 0;
     }
     return count;
@@ -45,7 +45,7 @@ static void scavenge_pool(struct op_planner *planner, uint32_t pool)
         return;
     }
     uint32_t members = 0, running = 0;
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         const struct op_slot *slot = &planner->learners[i];
         if (!is_member(slot, pool)) {
             continue;
@@ -103,8 +103,11 @@ static int victim_rank(const struct op_slot *slot)
     if (slot->current == NULL) {
         return 0;
     }
+    if (slot->current->state == OP_PENDING && slot->current->unschedulable) {
+        return 1;
+    }
     bool is_ready = slot->current->state == OP_RUNNING && slot->current->ready;
-    return !is_ready ? 1 : (slot->current->disrupted ? 2 : 3);
+    return !is_ready ? 2 : (slot->current->disrupted ? 3 : 4);
 }
 
 static bool goes_before(const struct op_slot *a, const struct op_slot *b)
@@ -128,7 +131,7 @@ static bool goes_before(const struct op_slot *a, const struct op_slot *b)
 static void choose_victim(struct op_planner *planner, uint32_t pool)
 {
     struct op_slot *victim = NULL;
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         struct op_slot *slot = &planner->learners[i];
         if (is_member(slot, pool) && (victim == NULL || goes_before(slot, victim))) {
             victim = slot;
@@ -147,7 +150,7 @@ static void choose_victim(struct op_planner *planner, uint32_t pool)
 
 static bool add_member(struct op_planner *planner, uint32_t pool)
 {
-    for (uint32_t i = 0; i < DL_SPEC_LEARNERS_MAX; i++) {
+    for (uint32_t i = 0; i < planner->learner_count; i++) {
         struct op_slot *slot = &planner->learners[i];
         if (slot->exists || slot->alive > 0) {
             continue;
