@@ -23,31 +23,31 @@
 #define OP_APP_NAME "diloco"
 #define OP_MANAGER "diloco-operator"
 
-#define OP_NAME_MAX 96 /* Bytes of an object's name: a job's has at most 45 characters. */
+#define OP_CHILD_NAME_MAX 96 /* Bytes of an object's name: a job's has at most 45 characters. */
 
-enum op_object { /* A job's objects other than its learners and its evaluator. */
-                 OP_OBJECT_TOKEN,
-                 OP_OBJECT_SPEC,
-                 OP_OBJECT_SERVICE,
-                 OP_OBJECT_SET,
-                 OP_OBJECT_BUDGET,
-                 OP_OBJECT_POLICY,
-                 OP_OBJECT_OUTPUT,
-                 OP_OBJECT_COUNT
+enum op_part { /* A job's objects other than its learners and its evaluator. */
+               OP_PART_TOKEN,
+               OP_PART_SPEC,
+               OP_PART_SERVICE,
+               OP_PART_SET,
+               OP_PART_BUDGET,
+               OP_PART_POLICY,
+               OP_PART_OUTPUT,
+               OP_PART_COUNT
 };
 
-struct op_object_kind {
+struct op_part_kind {
     const char *api;      /* "v1", "apps/v1": apiVersion. */
     const char *resource; /* "secrets": as it stands in the path. */
     const char *kind;     /* "Secret" */
     const char *suffix;   /* The name is `<job><suffix>`. */
 };
-extern const struct op_object_kind op_object_kinds[OP_OBJECT_COUNT];
+extern const struct op_part_kind op_part_kinds[OP_PART_COUNT];
 
-void op_object_name(enum op_object object, const char *job, char out[OP_NAME_MAX]);
+void op_part_name(enum op_part object, const char *job, char out[OP_CHILD_NAME_MAX]);
 
 /* "<job>-learner-<id>-<incarnation>", "<job>-evaluator-<incarnation>", "<job>-syncer-<shard>". */
-void op_pod_name(const char *job, enum op_kind kind, uint32_t id, uint64_t incarnation, char out[OP_NAME_MAX]);
+void op_pod_name(const char *job, enum op_kind kind, uint32_t id, uint64_t incarnation, char out[OP_CHILD_NAME_MAX]);
 
 /* Selector of a job's learners as text, for the scale subresource. */
 void op_learner_selector(const char *job, char *out, size_t size);

@@ -87,8 +87,8 @@ static void grow(struct op_slot **slots, uint32_t *count, enum op_kind kind, uin
 }
 
 /* Ids are reused from the lowest, so that there are never more of them than those wanted and those that leave. */
-static void make_places(struct op_planner *planner, const struct op_wanted *wanted,
-                        const struct op_instance *instances, uint32_t count)
+static void make_places(struct op_planner *planner, const struct op_wanted *wanted, const struct op_instance *instances,
+                        uint32_t count)
 {
     uint32_t learners = DL_MIN(2 * wanted->learners_max + SPARE_IDS, (uint32_t)DL_SPEC_LEARNERS_MAX);
     uint32_t syncers = wanted->shards;
@@ -525,8 +525,12 @@ static void count_learners(const struct op_planner *planner, struct op_plan *pla
             plan->waiting += !slot->given_up && !slot->expected ? 1 : 0;
             continue;
         }
-        plan->running += current->state == OP_RUNNING ? 1 : 0;
-        plan->connected += current->state == OP_RUNNING && current->connected ? 1 : 0;
+        struct op_plan_pool *pool = &plan->pools[DL_MIN(slot->pool, (uint32_t)DL_SPEC_POOLS_MAX - 1)];
+        uint32_t running = current->state == OP_RUNNING ? 1 : 0, connected = running && current->connected ? 1 : 0;
+        plan->running += running;
+        plan->connected += connected;
+        pool->running += running;
+        pool->connected += connected;
         plan->starting += current->state == OP_PENDING || current->state == OP_STARTING ? 1 : 0;
         plan->terminating += current->state == OP_TERMINATING ? 1 : 0;
     }
@@ -545,7 +549,8 @@ static void describe(struct op_planner *planner, struct op_plan *plan)
         snprintf(plan->message, sizeof plan->message, "%s", op_reason_name(planner->outcome_reason));
     } else if (planner->wanted->suspend) {
         bool any =
-            count_up(planner->learners, planner->learner_count) + count_up(planner->syncers, planner->syncer_count) > 0 ||
+            count_up(planner->learners, planner->learner_count) + count_up(planner->syncers, planner->syncer_count) >
+                0 ||
             is_up(&planner->evaluator);
         plan->phase = any ? OP_JOB_SUSPENDING : OP_JOB_SUSPENDED;
         plan->reason = OP_REASON_SUSPENDED;

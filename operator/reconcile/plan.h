@@ -175,11 +175,17 @@ struct op_change {
     enum op_reason reason;
 };
 
+struct op_plan_pool {
+    uint32_t desired, running, connected;
+    uint32_t scavenged; /* Of `desired`, beyond its replicas. */
+};
+
 struct op_plan {
     enum op_job_phase phase;
     enum op_reason reason;
     char message[OP_PLAN_TEXT_MAX];
     uint32_t desired, running, connected, starting, terminating, waiting, given_up; /* Learners. */
+    struct op_plan_pool pools[DL_SPEC_POOLS_MAX];
     uint32_t syncers_ready, syncers_wanted;
     uint32_t change_count;
     struct op_change changes[OP_PLAN_CHANGES_MAX];

@@ -174,6 +174,9 @@ void op_planner_scale(struct op_planner *planner)
         if (pool < wanted->pool_count) {
             desired = wanted->pools[pool].replicas + planner->scavenging[pool].extra;
             desired = DL_MIN(desired, room);
+            planner->plan->pools[pool].desired = desired;
+            planner->plan->pools[pool].scavenged =
+                desired > wanted->pools[pool].replicas ? desired - wanted->pools[pool].replicas : 0;
         }
         room -= desired;
         planner->plan->desired += desired;

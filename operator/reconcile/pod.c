@@ -133,14 +133,14 @@ static enum op_pod_phase phase_of(const char *name)
 static void read_end(const cJSON *terminated, struct op_pod *out)
 {
     out->has_ended = true;
-    const cJSON *code = member(terminated, "exitCode");
-    out->code = cJSON_IsNumber(code) ? code->valueint : 0;
+    out->code = (int)op_json_u32(terminated, "exitCode", 0);
     out->is_out_of_memory = strcmp(text_of(terminated, "reason"), "OOMKilled") == 0;
     const char *message = text_of(terminated, "message");
     copy(out->message, sizeof out->message, message);
     if (out->kind == OP_SYNCER) {
         size_t length = strcspn(message, "\r\n");
-        snprintf(out->last_word, sizeof out->last_word, "%.*s", (int)DL_MIN(length, sizeof out->last_word - 1), message);
+        snprintf(out->last_word, sizeof out->last_word, "%.*s", (int)DL_MIN(length, sizeof out->last_word - 1),
+                 message);
     }
 }
 
@@ -161,8 +161,8 @@ static void read_container(const cJSON *container, struct op_pod *out)
 {
     const cJSON *state = member(container, "state"), *last = member(container, "lastState");
     const cJSON *running = member(state, "running"), *waiting = member(state, "waiting");
-    const cJSON *ended = member(state, "terminated"), *restarts = member(container, "restartCount");
-    out->restarts = cJSON_IsNumber(restarts) && restarts->valueint > 0 ? (uint32_t)restarts->valueint : 0;
+    const cJSON *ended = member(state, "terminated");
+    out->restarts = op_json_u32(container, "restartCount", 0);
     if (member(last, "terminated") != NULL) {
         read_end(member(last, "terminated"), out);
     }
@@ -246,7 +246,7 @@ bool op_pod_read(const cJSON *object, struct op_pod *out)
 /* --- nodes --- */
 
 const struct op_spot_label op_spot_labels[] = {
-    {"cloud.google.com/gke-spot", "true"},        {"cloud.google.com/gke-preemptible", "true"},
+    {"cloud.google.com/gke-spot", "true"},         {"cloud.google.com/gke-preemptible", "true"},
     {"cloud.google.com/gke-provisioning", "spot"}, {"eks.amazonaws.com/capacityType", "SPOT"},
     {"karpenter.sh/capacity-type", "spot"},        {"kubernetes.azure.com/scalesetpriority", "spot"},
 };
@@ -254,10 +254,10 @@ const uint32_t op_spot_label_count = DL_COUNT_OF(op_spot_labels);
 
 /* Taints that come shortly before a node goes. A `*` at the end stands for anything. */
 static const char *const vanishing_taints[] = {
-    "cloud.google.com/impending-node-termination", /* GKE: spot and preemptible VMs. */
-    "karpenter.sh/disrupted",                      /* Karpenter 1. */
-    "karpenter.sh/disruption",                     /* Karpenter before. */
-    "aws-node-termination-handler/*",              /* EKS without Karpenter. */
+    "cloud.google.com/impending-node-termination",   /* GKE: spot and preemptible VMs. */
+    "karpenter.sh/disrupted",                        /* Karpenter 1. */
+    "karpenter.sh/disruption",                       /* Karpenter before. */
+    "aws-node-termination-handler/*",                /* EKS without Karpenter. */
     "remediator.kubernetes.azure.com/unschedulable", /* AKS. */
     "kubernetes.azure.com/scheduled-event*",
     "ToBeDeletedByClusterAutoscaler",

@@ -40,10 +40,10 @@ struct op_pod {
     int code;
     uint32_t restarts;
     int64_t created_ns, started_ns, since_ns;
-    char reason[OP_POD_REASON_MAX];     /* Of the pod's state: Evicted, PreemptionByScheduler, ... */
-    char waiting[OP_POD_REASON_MAX];    /* Why our container does not run: ImagePullBackOff, CrashLoopBackOff, ... */
-    char message[OP_POD_MESSAGE_MAX];   /* Of what keeps it from running, or its last words. */
-    char last_word[OP_POD_REASON_MAX];  /* Syncers: the job's result as the ended container left it. */
+    char reason[OP_POD_REASON_MAX];    /* Of the pod's state: Evicted, PreemptionByScheduler, ... */
+    char waiting[OP_POD_REASON_MAX];   /* Why our container does not run: ImagePullBackOff, CrashLoopBackOff, ... */
+    char message[OP_POD_MESSAGE_MAX];  /* Of what keeps it from running, or its last words. */
+    char last_word[OP_POD_REASON_MAX]; /* Syncers: the job's result as the ended container left it. */
 };
 
 /* Reads a Pod. False: it is not one of ours, or its labels make no sense. */
