@@ -25,6 +25,7 @@ static const char help[] =
     "  --token-file FILE    file whose first line is the job's token; learners must show it\n"
     "  --state-dir DIR      keeps every version there and goes on from it; without: in memory only\n"
     "  --port-file FILE     gets the real HOST:PORT once listening\n"
+    "  --result-file FILE   gets one word when the job has ended: succeeded, requested, timeout or failed\n"
     "  --tls-cert FILE      certificate (PEM) and\n"
     "  --tls-key FILE       its key: speak TLS 1.3 on --listen\n"
     "  --tls-ca FILE        with TLS: clients must show a certificate of this authority\n"
@@ -41,7 +42,7 @@ static const char help[] =
     "5 saved: the job goes on once the syncer is started again.\n";
 
 struct arguments {
-    const char *job, *token_file, *shard, *log_level, *threads, *push_bytes;
+    const char *job, *token_file, *shard, *log_level, *threads, *push_bytes, *result_file;
     struct sy_server_options options;
 };
 
@@ -52,6 +53,7 @@ enum {
     OPT_TOKEN,
     OPT_STATE,
     OPT_PORT_FILE,
+    OPT_RESULT_FILE,
     OPT_CERT,
     OPT_KEY,
     OPT_CA,
@@ -91,6 +93,7 @@ static int parse_options(int argc, char **argv, struct arguments *arguments)
         {"token-file", required_argument, NULL, OPT_TOKEN},
         {"state-dir", required_argument, NULL, OPT_STATE},
         {"port-file", required_argument, NULL, OPT_PORT_FILE},
+        {"result-file", required_argument, NULL, OPT_RESULT_FILE},
         {"tls-cert", required_argument, NULL, OPT_CERT},
         {"tls-key", required_argument, NULL, OPT_KEY},
         {"tls-ca", required_argument, NULL, OPT_CA},
@@ -111,6 +114,7 @@ static int parse_options(int argc, char **argv, struct arguments *arguments)
         case OPT_TOKEN: arguments->token_file = optarg; break;
         case OPT_STATE: out->state_dir = optarg; break;
         case OPT_PORT_FILE: out->port_file = optarg; break;
+        case OPT_RESULT_FILE: arguments->result_file = optarg; break;
         case OPT_CERT: out->tls_cert = optarg; break;
         case OPT_KEY: out->tls_key = optarg; break;
         case OPT_CA: out->tls_ca = optarg; break;
@@ -218,6 +222,19 @@ static int exit_code(enum dl_rc rc, const struct sy_server_end *end)
     return DL_EXIT_FAILED;
 }
 
+/* Written in place: in a cluster the file is a mount (/dev/termination-log) that cannot be replaced. */
+static void leave_result(const char *path, enum dl_stop_result result)
+{
+    FILE *file = path != NULL ? fopen(path, "we") : NULL;
+    bool is_written = file != NULL && fprintf(file, "%s\n", sy_stop_result_name(result)) > 0;
+    if (file != NULL && fclose(file) != 0) {
+        is_written = false;
+    }
+    if (path != NULL && !is_written) {
+        dl_warn("result not written file=%s error=\"%s\"", path, strerror(errno));
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct arguments arguments = {0};
@@ -235,6 +252,8 @@ int main(int argc, char **argv)
     enum dl_rc rc = sy_server_run(&arguments.options, &end, &err);
     if (rc != DL_OK) {
         dl_error("cannot go on error=\"%s\"", err.text);
+    } else {
+        leave_result(arguments.result_file, result);
     }
     dl_spec_free(spec);
     return exit_code(rc, &end);

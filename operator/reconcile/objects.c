@@ -286,7 +286,9 @@ static void render_policy(const struct op_render *render, cJSON *root)
     pod_selector(render, op_tree_object(op_tree_append(from), "podSelector"), NULL);
     cJSON *operator_pods = op_tree_append(from);
     op_tree_object(operator_pods, "namespaceSelector");
-    op_tree_text(op_tree_object(op_tree_object(operator_pods, "podSelector"), "matchLabels"), OP_LABEL_APP, OP_MANAGER);
+    cJSON *labels = op_tree_object(op_tree_object(operator_pods, "podSelector"), "matchLabels");
+    op_tree_text(labels, OP_LABEL_PART_OF, OP_APP_NAME); /* As the chart labels the operator's pods. */
+    op_tree_text(labels, OP_LABEL_COMPONENT, "operator");
     rule_port(op_tree_append(ingress), OP_HEALTH_PORT);
 }
 

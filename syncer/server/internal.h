@@ -269,6 +269,5 @@ char *sy_status_json(struct sy_server *server); /* Caller frees; NULL: no memory
 void sy_server_leave_status(struct sy_server *server);
 char *sy_metrics_text(struct sy_server *server); /* Same. */
 uint64_t sy_resident_bytes(void);
-const char *sy_stop_result_name(enum dl_stop_result result);
 
 #endif

@@ -42,4 +42,7 @@ struct sy_server_end {
 DL_MUST_CHECK enum dl_rc sy_server_run(const struct sy_server_options *options, struct sy_server_end *end,
                                        struct dl_err *err);
 
+/* "succeeded", "requested", "timeout", "failed". */
+const char *sy_stop_result_name(enum dl_stop_result result);
+
 #endif
