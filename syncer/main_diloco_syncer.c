@@ -252,8 +252,8 @@ int main(int argc, char **argv)
     enum dl_rc rc = sy_server_run(&arguments.options, &end, &err);
     if (rc != DL_OK) {
         dl_error("cannot go on error=\"%s\"", err.text);
-    } else {
-        leave_result(arguments.result_file, result);
+    } else if (!end.is_saved) {
+        leave_result(arguments.result_file, end.result);
     }
     dl_spec_free(spec);
     return exit_code(rc, &end);
