@@ -41,7 +41,8 @@ static unsigned number_bytes(enum dl_wire_kind kind)
     case DL_WIRE_KIND_NAME:
     case DL_WIRE_KIND_TEXT:
     case DL_WIRE_KIND_FRAGMENTS:
-    case DL_WIRE_KIND_TENSORS: return 0;
+    case DL_WIRE_KIND_TENSORS:
+    case DL_WIRE_KIND_TRACE: return 0;
     }
     return 0;
 }
@@ -68,7 +69,8 @@ static bool number_in_range(const struct dl_wire_field *field, uint64_t bits)
     case DL_WIRE_KIND_NAME:
     case DL_WIRE_KIND_TEXT:
     case DL_WIRE_KIND_FRAGMENTS:
-    case DL_WIRE_KIND_TENSORS: break;
+    case DL_WIRE_KIND_TENSORS:
+    case DL_WIRE_KIND_TRACE: break;
     }
     assert(!"not a number");
     return false;
@@ -195,10 +197,28 @@ static enum dl_rc write_fragments(struct writer *writer, const struct dl_wire_fo
 }
 
 static enum dl_rc write_field(struct writer *writer, const struct dl_wire_format *format,
-                              const struct dl_wire_field *field, const struct dl_wire_message *message,
-                              struct dl_err *err)
+                              const struct dl_wire_field *field, const void *base, struct dl_err *err);
+
+static enum dl_rc write_trace(struct writer *writer, const struct dl_wire_format *format,
+                              const struct dl_trace_entry *entries, uint32_t count, struct dl_err *err)
 {
-    const uint8_t *at = (const uint8_t *)message + field->offset;
+    write_uint(writer, count, 4);
+    for (uint32_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < DL_WIRE_TRACE_FIELDS; f++) {
+            enum dl_rc rc = write_field(writer, format, &dl_wire_trace_entry_fields[f], &entries[i], err);
+            if (rc != DL_OK) {
+                return rc;
+            }
+        }
+    }
+    return DL_OK;
+}
+
+/* `base`: a message, or an entry of a list. */
+static enum dl_rc write_field(struct writer *writer, const struct dl_wire_format *format,
+                              const struct dl_wire_field *field, const void *base, struct dl_err *err)
+{
+    const uint8_t *at = (const uint8_t *)base + field->offset;
     unsigned bytes = number_bytes(field->kind);
     if (bytes > 0) {
         uint64_t value = load_number(at, bytes);
@@ -211,12 +231,16 @@ static enum dl_rc write_field(struct writer *writer, const struct dl_wire_format
     if (field->kind == DL_WIRE_KIND_NAME || field->kind == DL_WIRE_KIND_TEXT) {
         return write_string(writer, format, field, (const char *)at, err);
     }
-    uint32_t count = (uint32_t)load_number((const uint8_t *)message + field->capacity, 4);
+    const struct dl_wire_message *message = base;
+    uint32_t count = (uint32_t)load_number((const uint8_t *)base + field->capacity, 4);
     if (field->kind == DL_WIRE_KIND_FRAGMENTS) {
         return write_fragments(writer, format, field, (const struct dl_wire_fragment *)(const void *)at, count, err);
     }
     if (count > field->most) {
         return field_error(err, DL_EINVAL, format, field, "too long");
+    }
+    if (field->kind == DL_WIRE_KIND_TRACE) {
+        return write_trace(writer, format, (const struct dl_trace_entry *)(const void *)at, count, err);
     }
     const uint8_t *tensors = message->as.hello.tensors;
     write_uint(writer, count, 4);
@@ -373,9 +397,33 @@ static const char *read_fragments(struct reader *reader, const struct dl_wire_fi
     return NULL;
 }
 
-static const char *read_field(struct reader *reader, const struct dl_wire_field *field, struct dl_wire_message *message)
+static const char *read_field(struct reader *reader, const struct dl_wire_field *field, void *base);
+
+static const char *read_trace(struct reader *reader, const struct dl_wire_field *field, struct dl_trace_entry *entries,
+                              uint8_t *count_at)
 {
-    uint8_t *at = (uint8_t *)message + field->offset;
+    uint64_t count;
+    if (!read_uint(reader, 4, &count)) {
+        return "cut off";
+    }
+    if (count > field->most) {
+        return "too many";
+    }
+    for (uint64_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < DL_WIRE_TRACE_FIELDS; f++) {
+            const char *fault = read_field(reader, &dl_wire_trace_entry_fields[f], &entries[i]);
+            if (fault != NULL) {
+                return fault;
+            }
+        }
+    }
+    store_number(count_at, count, 4);
+    return NULL;
+}
+
+static const char *read_field(struct reader *reader, const struct dl_wire_field *field, void *base)
+{
+    uint8_t *at = (uint8_t *)base + field->offset;
     unsigned bytes = number_bytes(field->kind);
     uint64_t value;
     if (bytes > 0) {
@@ -392,9 +440,12 @@ static const char *read_field(struct reader *reader, const struct dl_wire_field 
         return read_string(reader, field, (char *)at);
     }
     if (field->kind == DL_WIRE_KIND_FRAGMENTS) {
-        return read_fragments(reader, field, (struct dl_wire_fragment *)(void *)at,
-                              (uint8_t *)message + field->capacity);
+        return read_fragments(reader, field, (struct dl_wire_fragment *)(void *)at, (uint8_t *)base + field->capacity);
     }
+    if (field->kind == DL_WIRE_KIND_TRACE) {
+        return read_trace(reader, field, (struct dl_trace_entry *)(void *)at, (uint8_t *)base + field->capacity);
+    }
+    struct dl_wire_message *message = base;
     if (!read_uint(reader, 4, &value)) {
         return "cut off";
     }
@@ -418,6 +469,14 @@ static const char *cross_fault(const struct dl_wire_message *message)
         if (welcome->fragment_count > 0 &&
             welcome->fragments[welcome->fragment_count - 1].fragment >= welcome->fragments_total) {
             return "a fragment is not below fragments_total";
+        }
+    }
+    if (message->type == DL_WIRE_TRACE) {
+        const struct dl_wire_trace *trace = &message->as.trace;
+        for (uint32_t i = 1; i < trace->count; i++) {
+            if (trace->entries[i].seq <= trace->entries[i - 1].seq) {
+                return "entries do not ascend";
+            }
         }
     }
     return NULL;
@@ -563,38 +622,4 @@ uint32_t dl_wire_chunk_data_bytes(enum dl_codec codec)
     };
     assert((unsigned)codec < DL_COUNT_OF(block_bytes));
     return DL_WIRE_CHUNK_DATA_MAX / block_bytes[codec] * block_bytes[codec];
-}
-
-/* --- names
- * ------------------------------------------------------------------------------------------------------------ */
-
-const char *dl_wire_type_name(enum dl_wire_type type)
-{
-    const struct dl_wire_format *format = dl_wire_format_of(type);
-    return format == NULL ? "unknown" : format->name;
-}
-
-const char *dl_verdict_name(enum dl_verdict verdict)
-{
-    static const char *const names[DL_VERDICT_COUNT] = {
-        [DL_VERDICT_ACCEPTED] = "accepted",
-        [DL_VERDICT_LATE] = "late",
-        [DL_VERDICT_DUPLICATE] = "duplicate",
-        [DL_VERDICT_STALE_BASE] = "stale_base",
-        [DL_VERDICT_NOT_FINITE] = "not_finite",
-        [DL_VERDICT_NORM] = "norm",
-        [DL_VERDICT_CHECKSUM] = "checksum",
-        [DL_VERDICT_MALFORMED] = "malformed",
-        [DL_VERDICT_UNKNOWN_ROUND] = "unknown_round",
-        [DL_VERDICT_LAYOUT_MISMATCH] = "layout_mismatch",
-        [DL_VERDICT_BELOW_QUORUM] = "below_quorum",
-        [DL_VERDICT_ABORTED] = "aborted",
-        [DL_VERDICT_NOTHING] = "nothing",
-    };
-    return (unsigned)verdict < DL_VERDICT_COUNT ? names[verdict] : "unknown";
-}
-
-bool dl_refusal_is_temporary(enum dl_refusal code)
-{
-    return code == DL_REFUSE_FULL;
 }

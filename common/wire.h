@@ -17,6 +17,7 @@
  *                                 <-     UPDATE + CHUNKs for every fragment that is newer than the learner's
  *     META at every step boundary ->
  *                                 <-     PULL (round, fragment)
+ *     TRACE (before a PUSH)       ->     (what this learner's parameters depend on, see docs/tape.md)
  *     PUSH + CHUNKs, or PUSH_NONE ->     (answered at a step boundary)
  *                                 <-     RESULT (what became of the push)
  *                                 <-     UPDATE + CHUNKs, to all
@@ -38,7 +39,7 @@
 #include "common/spec.h"
 
 #define DL_WIRE_SUBPROTOCOL "diloco.v1"
-#define DL_WIRE_VERSION 1
+#define DL_WIRE_VERSION 2
 #define DL_WIRE_HEADER_BYTES 24
 #define DL_WIRE_CHUNK_PREFIX_BYTES 16
 #define DL_WIRE_CHUNK_DATA_MAX (1u << 20)            /* Data bytes in one CHUNK. */
@@ -46,6 +47,11 @@
 #define DL_WIRE_HELLO_PAYLOAD_MAX (4u * 1024 * 1024) /* Holds the tensor table. */
 #define DL_WIRE_UID_MAX 64
 #define DL_WIRE_TEXT_MAX 256
+#define DL_WIRE_TRAINER_MAX 96
+#define DL_WIRE_TRACE_MAX 64 /* Entries in one TRACE. */
+#define DL_TRACE_KIND_MAX 16
+#define DL_TRACE_TEXT_MAX 128
+#define DL_TRACE_NO_FRAGMENT UINT32_MAX
 
 enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_HELLO = 1,
@@ -62,6 +68,7 @@ enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_HEARTBEAT = 12,
                     DL_WIRE_GOODBYE = 13,
                     DL_WIRE_STOP = 14,
+                    DL_WIRE_TRACE = 15,
 };
 
 enum dl_role { DL_ROLE_LEARNER = 0, DL_ROLE_EVALUATOR = 1 }; /* Evaluators observe: never pulled, never in a quorum. */
@@ -113,16 +120,28 @@ struct dl_wire_fragment {  /* One fragment as seen by a learner, or as held by t
     uint64_t tokens;       /* c_tokens */
 };
 
+/* One thing that asynchrony decided for a learner, and on which its parameters depend from then on. `kind` says which:
+ * docs/tape.md lists them. */
+struct dl_trace_entry {
+    uint64_t seq;  /* 1, 2, 3, ... of the incarnation. */
+    uint64_t step; /* t_m: inner steps taken before it. */
+    uint64_t a, b, c;
+    uint32_t fragment; /* DL_TRACE_NO_FRAGMENT: not about one. */
+    char kind[DL_TRACE_KIND_MAX];
+    char text[DL_TRACE_TEXT_MAX];
+};
+
 struct dl_wire_hello {
     uint8_t role;              /* enum dl_role */
     int32_t learner;           /* The wanted learner id; -1: any free one. */
     uint64_t nonce;            /* Random, drawn once a process: with uid and admission number, the identity. */
     char uid[DL_WIRE_UID_MAX]; /* Pod UID, or host:pid. */
     char job[DL_SPEC_NAME_MAX];
-    uint32_t shard;          /* Which shard the learner believes this is. */
-    uint64_t step;           /* t_m so far */
-    uint64_t tokens;         /* Trained by this incarnation so far. */
-    uint32_t fragment_count; /* Versions held; empty at first. */
+    char trainer[DL_WIRE_TRAINER_MAX]; /* What computes, for replay; may be empty. */
+    uint32_t shard;                    /* Which shard the learner believes this is. */
+    uint64_t step;                     /* t_m so far */
+    uint64_t tokens;                   /* Trained by this incarnation so far. */
+    uint32_t fragment_count;           /* Versions held; empty at first. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
     const uint8_t *tensors; /* dl_tensors_encode; borrowed: on decoding points into the message. */
     uint32_t tensors_bytes;
@@ -147,6 +166,7 @@ struct dl_wire_welcome {
     uint32_t learners; /* learners.replicas */
     /* How far the learner may run before this shard's first pull, as in PULL. */
     uint32_t pull_within_steps, update_within_steps, wait_ms;
+    uint64_t trace_acked;    /* Of this incarnation's TRACEs, positions up to it are durable here. */
     uint32_t fragment_count; /* This shard's fragments with their current versions. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
 };
@@ -176,6 +196,7 @@ struct dl_wire_pull {
      * whichever fragment), and until it must have applied this round's update, before it waits at a boundary; DL_UNBOUNDED:
      * never waits (decoupled). A wait ends after wait_ms in any case. A PUSH_NONE asks for no wait. */
     uint32_t pull_within_steps, update_within_steps, wait_ms;
+    uint64_t trace_acked; /* As in WELCOME. */
 };
 
 struct dl_wire_push {
@@ -188,6 +209,7 @@ struct dl_wire_push {
     uint64_t tokens; /* c_tokens */
     uint8_t codec;   /* enum dl_codec */
     uint64_t bytes;  /* Encoded size, all chunks together. */
+    uint64_t trace;  /* What the snapshot depends on was sent in TRACEs up to this position. */
 };
 
 struct dl_wire_push_none {
@@ -237,6 +259,16 @@ struct dl_wire_stop {
     char text[DL_WIRE_TEXT_MAX];
 };
 
+/* Entries for the tape. A learner numbers what it delivers, 1, 2, 3, ..., over all connections: its own entries, and
+ * those that it took over from a peer together with the peer's state. */
+struct dl_wire_trace {
+    uint64_t position;         /* Of the first entry; the others follow. */
+    uint64_t nonce;            /* Whose entries these are: */
+    char uid[DL_WIRE_UID_MAX]; /* the sender's own, or a peer's. */
+    uint32_t count;
+    struct dl_trace_entry entries[DL_WIRE_TRACE_MAX];
+};
+
 struct dl_wire_header {
     enum dl_wire_type type;
     uint32_t payload_bytes;
@@ -260,6 +292,7 @@ struct dl_wire_message {
         struct dl_wire_heartbeat heartbeat;
         struct dl_wire_goodbye goodbye;
         struct dl_wire_stop stop;
+        struct dl_wire_trace trace;
     } as;
 };
 

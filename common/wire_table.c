@@ -26,6 +26,7 @@
 #define FRAGMENTS(m) \
     {"fragments", DL_WIRE_KIND_FRAGMENTS, AT(m, fragments), AT(m, fragment_count), 0, DL_SPEC_FRAGMENTS_MAX}
 #define TENSORS(m, most) {"tensors", DL_WIRE_KIND_TENSORS, AT(m, tensors), AT(m, tensors_bytes), 0, most}
+#define TRACE(m) {"entries", DL_WIRE_KIND_TRACE, AT(m, entries), AT(m, count), 0, DL_WIRE_TRACE_MAX}
 #define FRAGMENT(m) U32(m, fragment, 0, DL_SPEC_FRAGMENTS_MAX - 1)
 #define CONTROL(name, fields) {name, fields, DL_COUNT_OF(fields), DL_WIRE_CONTROL_PAYLOAD_MAX}
 /* clang-format on */
@@ -36,6 +37,7 @@ static const struct dl_wire_field hello_fields[] = {
     U64(hello, nonce, 0, UINT64_MAX),
     NAME(hello, uid),
     NAME(hello, job),
+    TEXT(hello, trainer),
     U32(hello, shard, 0, DL_SPEC_SHARDS_MAX - 1),
     COUNTER(hello, step),
     COUNTER(hello, tokens),
@@ -65,6 +67,7 @@ static const struct dl_wire_field welcome_fields[] = {
     U32(welcome, pull_within_steps, 0, DL_UNBOUNDED),
     U32(welcome, update_within_steps, 0, DL_UNBOUNDED),
     U32(welcome, wait_ms, 0, UINT32_MAX),
+    COUNTER(welcome, trace_acked),
     FRAGMENTS(welcome),
 };
 
@@ -86,6 +89,7 @@ static const struct dl_wire_field pull_fields[] = {
     U32(pull, pull_within_steps, 0, DL_UNBOUNDED),
     U32(pull, update_within_steps, 0, DL_UNBOUNDED),
     U32(pull, wait_ms, 0, UINT32_MAX),
+    COUNTER(pull, trace_acked),
 };
 
 static const struct dl_wire_field push_fields[] = {
@@ -98,6 +102,7 @@ static const struct dl_wire_field push_fields[] = {
     COUNTER(push, tokens),
     U8(push, codec, 0, DL_CODEC_INT4),
     U64(push, bytes, 1, BYTES_MAX),
+    COUNTER(push, trace),
 };
 
 static const struct dl_wire_field push_none_fields[] = {
@@ -143,6 +148,28 @@ static const struct dl_wire_field stop_fields[] = {
     TEXT(stop, text),
 };
 
+/* clang-format off */
+#define IN_ENTRY(f) ((uint32_t)offsetof(struct dl_trace_entry, f))
+/* clang-format on */
+
+const struct dl_wire_field dl_wire_trace_entry_fields[DL_WIRE_TRACE_FIELDS] = {
+    {"seq", DL_WIRE_KIND_U64, IN_ENTRY(seq), 0, 1, DL_WIRE_COUNTER_MAX},
+    {"step", DL_WIRE_KIND_U64, IN_ENTRY(step), 0, 0, DL_WIRE_COUNTER_MAX},
+    {"fragment", DL_WIRE_KIND_U32, IN_ENTRY(fragment), 0, 0, UINT32_MAX},
+    {"a", DL_WIRE_KIND_U64, IN_ENTRY(a), 0, 0, UINT64_MAX},
+    {"b", DL_WIRE_KIND_U64, IN_ENTRY(b), 0, 0, UINT64_MAX},
+    {"c", DL_WIRE_KIND_U64, IN_ENTRY(c), 0, 0, UINT64_MAX},
+    {"kind", DL_WIRE_KIND_NAME, IN_ENTRY(kind), DL_TRACE_KIND_MAX, 0, 0},
+    {"text", DL_WIRE_KIND_TEXT, IN_ENTRY(text), DL_TRACE_TEXT_MAX, 0, 0},
+};
+
+static const struct dl_wire_field trace_fields[] = {
+    U64(trace, position, 1, DL_WIRE_COUNTER_MAX),
+    U64(trace, nonce, 0, UINT64_MAX),
+    NAME(trace, uid),
+    TRACE(trace),
+};
+
 static const struct dl_wire_format formats[] = {
     [DL_WIRE_HELLO] = {"hello", hello_fields, DL_COUNT_OF(hello_fields), DL_WIRE_HELLO_PAYLOAD_MAX},
     [DL_WIRE_WELCOME] = CONTROL("welcome", welcome_fields),
@@ -158,11 +185,15 @@ static const struct dl_wire_format formats[] = {
     [DL_WIRE_HEARTBEAT] = CONTROL("heartbeat", heartbeat_fields),
     [DL_WIRE_GOODBYE] = CONTROL("goodbye", goodbye_fields),
     [DL_WIRE_STOP] = CONTROL("stop", stop_fields),
+    [DL_WIRE_TRACE] = CONTROL("trace", trace_fields),
 };
 
 /* The longest message that is not HELLO must fit: a full list of fragments and a text. */
 static_assert(DL_SPEC_FRAGMENTS_MAX * DL_WIRE_FRAGMENT_BYTES + DL_WIRE_TEXT_MAX + 256 <= DL_WIRE_CONTROL_PAYLOAD_MAX,
               "a control payload holds every fragment");
+static_assert(DL_WIRE_TRACE_MAX * (48 + DL_TRACE_KIND_MAX + DL_TRACE_TEXT_MAX) + DL_WIRE_UID_MAX + 256 <=
+                  DL_WIRE_CONTROL_PAYLOAD_MAX,
+              "a control payload holds a full trace");
 
 const struct dl_wire_format *dl_wire_format_of(unsigned type)
 {

@@ -23,13 +23,15 @@ enum dl_wire_kind {
     DL_WIRE_KIND_TEXT,      /* As NAME, may be empty; on encoding, control characters become spaces. */
     DL_WIRE_KIND_FRAGMENTS, /* u32 count, then DL_WIRE_FRAGMENT_BYTES each; indices strictly ascending. */
     DL_WIRE_KIND_TENSORS,   /* u32 length, bytes. */
+    DL_WIRE_KIND_TRACE,     /* u32 count, then each entry's fields. */
 };
 
 struct dl_wire_field {
     const char *name;
     enum dl_wire_kind kind;
-    uint32_t offset;   /* In struct dl_wire_message. */
-    uint32_t capacity; /* NAME, TEXT: bytes with the terminating zero. FRAGMENTS, TENSORS: offset of the count. */
+    uint32_t offset; /* In struct dl_wire_message. */
+    uint32_t
+        capacity; /* NAME, TEXT: bytes with the terminating zero. FRAGMENTS, TENSORS, TRACE: offset of the count. */
     int64_t least;
     uint64_t most;
 };
@@ -40,6 +42,10 @@ struct dl_wire_format {
     size_t field_count;
     uint32_t payload_max;
 };
+
+/* Of one entry of a DL_WIRE_KIND_TRACE list; offsets are from the entry. */
+#define DL_WIRE_TRACE_FIELDS 8
+extern const struct dl_wire_field dl_wire_trace_entry_fields[DL_WIRE_TRACE_FIELDS];
 
 /* NULL: there is no such type. A CHUNK has a format without fields. */
 const struct dl_wire_format *dl_wire_format_of(unsigned type);

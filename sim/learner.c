@@ -95,10 +95,29 @@ static void applied(struct sim_world *world, uint32_t n, const struct wk_step *s
     wk_link_on_applied(learner->link, step->fragment);
     struct dl_wire_fragment now;
     wk_link_fragment(learner->link, step->fragment, &now);
+    sim_tape_done(world, n, "apply", step->fragment, now.version);
     world->counts.versions_applied++;
     if (now.version > 0) {
         sim_ledger_content(world, step->fragment, now.version, learner->slot_content[step->fragment][step->slot],
                            false);
+    }
+}
+
+static void snapshot(struct sim_world *world, uint32_t n, uint32_t fragment)
+{
+    struct dl_wire_fragment now;
+    wk_link_fragment(world->learners[n].link, fragment, &now);
+    wk_link_on_snapshot(world->learners[n].link, fragment);
+    sim_tape_done(world, n, "snapshot", fragment, now.version);
+}
+
+/* A trainer of its own mind: now and then something else decides about its steps. */
+static void decide(struct sim_world *world, uint32_t n)
+{
+    if (world->config.note_share > 0 && sim_chance(world, world->config.note_share)) {
+        uint64_t what = dl_rng_below(&world->rng, 1000);
+        wk_link_trace(world->learners[n].link, "decision", DL_TRACE_NO_FRAGMENT, what, 0, 0, NULL);
+        sim_tape_done(world, n, "decision", DL_TRACE_NO_FRAGMENT, what);
     }
 }
 
@@ -129,7 +148,7 @@ static void boundary(struct sim_world *world, uint32_t n)
         switch (step.type) {
         case WK_STEP_PREPARE: wk_link_on_prepared(learner->link); break;
         case WK_STEP_APPLY: applied(world, n, &step); break;
-        case WK_STEP_SNAPSHOT: wk_link_on_snapshot(learner->link, step.fragment); break;
+        case WK_STEP_SNAPSHOT: snapshot(world, n, step.fragment); break;
         case WK_STEP_YIELD: wake_at(world, n, world->now_ns + SIM_SECOND / 1000); return;
         case WK_STEP_WAIT:
             if (step.until_ns != INT64_MAX) {
@@ -156,6 +175,7 @@ void sim_learner_train(struct sim_world *world, uint32_t n, int64_t at_ns)
     if (learner->stepping) {
         learner->stepping = false;
         world->incarnations[learner->incarnation].tokens += world->config.step_tokens;
+        decide(world, n);
         wk_link_on_step(learner->link, world->now_ns, world->config.step_tokens, 2.0f);
     }
     boundary(world, n);

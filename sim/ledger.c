@@ -23,13 +23,20 @@ uint32_t sim_ledger_incarnation(struct sim_world *world, uint64_t nonce)
     return world->incarnation_count++;
 }
 
+struct sim_incarnation *sim_ledger_find(struct sim_world *world, uint64_t nonce)
+{
+    for (uint32_t i = world->incarnation_count; i-- > 0;) {
+        if (world->incarnations[i].nonce == nonce) {
+            return &world->incarnations[i];
+        }
+    }
+    return NULL;
+}
+
 /* A push has become part of a durable version. */
 void sim_ledger_merge(struct sim_world *world, uint32_t fragment, uint64_t nonce, const struct dl_wire_push *push)
 {
-    struct sim_incarnation *who = NULL;
-    for (uint32_t i = 0; i < world->incarnation_count && who == NULL; i++) {
-        who = world->incarnations[i].nonce == nonce ? &world->incarnations[i] : NULL;
-    }
+    struct sim_incarnation *who = sim_ledger_find(world, nonce);
     if (who == NULL) {
         sim_fail(world, "fragment %u: merged a push of nobody", fragment);
         return;

@@ -4,7 +4,8 @@
  *     learner.c  the shell of a wk_link: network side and trainer
  *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
  *     transmit.c what a syncer sends
- *     ledger.c   what must hold across all of them */
+ *     ledger.c   what must hold across all of them
+ *     tape.c     whether the tape holds what every commit depends on */
 #ifndef DL_SIM_STATE_H
 #define DL_SIM_STATE_H
 
@@ -125,6 +126,10 @@ struct sim_syncer {
 struct sim_incarnation {
     uint64_t nonce, tokens; /* Trained in truth. */
     uint64_t merged_tokens[SIM_FRAGMENTS_MAX], merged_base[SIM_FRAGMENTS_MAX];
+    /* What its trainer did in truth, and how much of it each shard's tape holds: in memory, on disk. */
+    struct dl_trace_entry *done;
+    uint64_t done_count, done_capacity;
+    uint64_t traced[SIM_SHARDS_MAX], traced_durably[SIM_SHARDS_MAX];
 };
 
 struct sim_world {
@@ -204,7 +209,17 @@ void sim_syncer_pump(struct sim_world *world, uint32_t conn);
 
 /* ledger.c */
 uint32_t sim_ledger_incarnation(struct sim_world *world, uint64_t nonce);
+struct sim_incarnation *sim_ledger_find(struct sim_world *world, uint64_t nonce); /* NULL: nobody. */
 void sim_ledger_merge(struct sim_world *world, uint32_t fragment, uint64_t nonce, const struct dl_wire_push *push);
 void sim_ledger_content(struct sim_world *world, uint32_t fragment, uint64_t version, uint64_t content, bool is_new);
+
+/* tape.c: what learners deliver to the event tape, held against what they did. */
+void sim_tape_done(struct sim_world *world, uint32_t n, const char *kind, uint32_t fragment, uint64_t a);
+void sim_tape_take(struct sim_world *world, uint32_t shard, const struct dl_wire_trace *trace);
+void sim_tape_announced(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);
+void sim_tape_durable(struct sim_world *world, uint32_t shard); /* All that came is: a commit. */
+void sim_tape_merged(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);
+void sim_tape_crash(struct sim_world *world, uint32_t shard);
+uint64_t sim_tape_acked(struct sim_world *world, uint32_t shard, uint64_t nonce);
 
 #endif

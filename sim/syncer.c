@@ -159,6 +159,7 @@ static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_a
         if (conn != NULL) {
             world->scratch.type = DL_WIRE_PULL;
             world->scratch.as.pull = action->as.pull;
+            world->scratch.as.pull.trace_acked = sim_tape_acked(world, shard, conn->nonce);
             sim_transmit(world, c, &world->scratch);
         }
         break;
@@ -240,6 +241,7 @@ static void on_hello(struct sim_world *world, uint32_t c, const struct dl_wire_h
     answer.as.welcome.fragments_total = world->config.spec->sync.fragments;
     answer.as.welcome.layout = (uint8_t)world->config.spec->sync.layout;
     answer.as.welcome.layout_hash = world->layout->hash;
+    answer.as.welcome.trace_acked = sim_tape_acked(world, conn->shard, nonce);
     sim_transmit(world, c, &answer);
 }
 
@@ -248,6 +250,7 @@ static void on_push(struct sim_world *world, uint32_t c, const struct dl_wire_pu
     struct sim_conn *conn = world->conns[c];
     struct sim_syncer *syncer = &world->syncers[conn->shard];
     struct dl_wire_push push = *announced;
+    sim_tape_announced(world, conn->shard, conn->nonce, &push);
     uint64_t expected =
         dl_codec_bytes((enum dl_codec)push.codec, world->layout->fragments[push.fragment].padded_elements);
     for (uint32_t k = 0; k < DL_COUNT_OF(conn->incoming); k++) {
@@ -352,6 +355,8 @@ static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire
         sy_core_on_meta(syncer->core, world->now_ns, member, &message->as.meta);
     } else if (message->type == DL_WIRE_PUSH) {
         on_push(world, c, &message->as.push);
+    } else if (message->type == DL_WIRE_TRACE) {
+        sim_tape_take(world, conn->shard, &message->as.trace);
     } else if (message->type == DL_WIRE_PUSH_NONE) {
         sy_core_on_push_none(syncer->core, world->now_ns, member, &message->as.push_none);
     } else if (message->type == DL_WIRE_GOODBYE) {
@@ -435,6 +440,7 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         return;
     }
     syncer->durable[local] = syncer->making[local];
+    sim_tape_durable(world, shard);
     sim_ledger_content(world, fragment, syncer->durable[local].version, syncer->durable[local].content, true);
     check_first_state(world, shard);
     const struct sy_participant *participants = NULL;
@@ -446,6 +452,7 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
             return;
         }
         sim_ledger_merge(world, fragment, held->nonce, &held->push);
+        sim_tape_merged(world, shard, held->nonce, &held->push);
         syncer->tokens_merged += held->push.tokens;
     }
     struct sy_core_view view;
@@ -539,6 +546,7 @@ void sim_syncer_crash(struct sim_world *world, uint32_t shard)
     for (uint32_t i = 0; i < syncer->fragments; i++) {
         drop_until(syncer, i, UINT64_MAX);
     }
+    sim_tape_crash(world, shard);
     sy_core_free(dl_take(syncer->core));
     syncer->alive = false;
     syncer->paused_until_ns = 0;

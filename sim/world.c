@@ -136,6 +136,9 @@ void sim_world_free(struct sim_world *world)
     for (uint32_t i = 0; i < SIM_FRAGMENTS_MAX; i++) {
         free(world->contents[i]);
     }
+    for (uint32_t i = 0; i < world->incarnation_count; i++) {
+        free(world->incarnations[i].done);
+    }
     free(world->conns);
     free(world->incarnations);
     free(world->encode_buffer);

@@ -6,7 +6,8 @@
  *   - a base version is merged at most once an incarnation, and what is merged of it never exceeds what it has trained;
  *   - versions only grow, and one version never has two contents;
  *   - a merge is only asked for pushes that are there;
- *   - a push that is announced once more is not accepted twice.
+ *   - a push that is announced once more is not accepted twice;
+ *   - the tape holds, durably with every version, what each of its pushes depends on, as it was in truth.
  *
  * One thread. Errors: DL_ECORRUPT with the text of what does not hold and the virtual time. */
 #ifndef DL_SIM_WORLD_H
@@ -31,6 +32,7 @@ struct sim_config {
         *spec; /* Borrowed. Its learners.replicas is the number of learners, learners.max at least that. */
     struct sim_faults faults;
     uint64_t step_tokens; /* A learner trains on so many a step. */
+    double note_share;    /* Steps at which a trainer notes something of its own in the tape. */
 };
 
 DL_MUST_CHECK enum dl_rc sim_world_new(const struct sim_config *config, struct sim_world **out, struct dl_err *err);
@@ -62,7 +64,7 @@ const struct sy_core *sim_world_core(const struct sim_world *world, uint32_t sha
 struct sim_counts { /* What really happened. */
     uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
-    uint64_t connects, merges, seeds, versions_applied;
+    uint64_t connects, merges, seeds, versions_applied, traced;
 };
 const struct sim_counts *sim_world_counts(const struct sim_world *world);
 

@@ -34,6 +34,7 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
     conn->transfers = transfers;
     conn->transfers_max = transfers_max;
     conn->member = SY_NO_MEMBER;
+    conn->incarnation = SY_STORE_NO_INCARNATION;
     conn->leaving_member = SY_NO_MEMBER;
     conn->opened_ns = server->now_ns;
     conn->heard_ns = server->now_ns;
@@ -161,6 +162,7 @@ void sy_conn_closed(struct sy_conn *conn)
     struct sy_server *server = conn->server;
     conn->wsi = NULL;
     let_go(conn, SY_LEAVE_LOST, "the connection closed without a goodbye");
+    sy_tape_leave(conn);
     sy_conn_release_queues(conn);
     sy_receive_release(&conn->receive);
     if (conn->prev != NULL) {

@@ -58,6 +58,7 @@ static void welcome(struct sy_conn *conn, uint32_t member, const struct dl_wire_
     snprintf(conn->uid, sizeof conn->uid, "%s", hello->uid);
     server->member_conns[member] = conn;
     server->next_admission = DL_MAX(server->next_admission, welcome->admission + 1);
+    sy_tape_join(conn, hello, welcome);
     note_join(conn, hello, welcome);
     sy_conn_send(conn, message);
 }
@@ -175,6 +176,10 @@ static enum dl_rc on_push(struct sy_conn *conn, const struct dl_wire_push *annou
     if (announced->bytes == 0) {
         return dl_err_set(err, DL_EPROTO, "push: no bytes");
     }
+    if (announced->trace > conn->trace_received) {
+        return dl_err_set(err, DL_EPROTO, "push: depends on entry %" PRIu64 " of the tape, %" PRIu64 " have come",
+                          announced->trace, conn->trace_received);
+    }
     struct sy_incoming *push = NULL;
     enum dl_verdict verdict =
         sy_core_on_push(server->core, server->now_ns, conn->member, announced, expected_bytes(server, announced));
@@ -268,6 +273,7 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_EVALUATION:
     case DL_WIRE_HEARTBEAT:
     case DL_WIRE_GOODBYE:
+    case DL_WIRE_TRACE:
         return conn->state == SY_CONN_JOINED ? DL_OK
                                              : dl_err_set(err, DL_EPROTO, "%s before hello", dl_wire_type_name(type));
     case DL_WIRE_WELCOME:
@@ -290,6 +296,8 @@ static enum dl_rc on_learner_message(struct sy_conn *conn, const struct dl_wire_
         sy_core_on_meta(server->core, server->now_ns, conn->member, &message->as.meta);
     } else if (message->type == DL_WIRE_PUSH) {
         return on_push(conn, &message->as.push, err);
+    } else if (message->type == DL_WIRE_TRACE) {
+        return sy_tape_take(conn, &message->as.trace, err);
     } else {
         sy_core_on_push_none(server->core, server->now_ns, conn->member, &message->as.push_none);
     }
@@ -304,7 +312,8 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_HELLO: return on_hello(conn, &message->as.hello);
     case DL_WIRE_META:
     case DL_WIRE_PUSH:
-    case DL_WIRE_PUSH_NONE: return on_learner_message(conn, message, err);
+    case DL_WIRE_PUSH_NONE:
+    case DL_WIRE_TRACE: return on_learner_message(conn, message, err);
     case DL_WIRE_EVALUATION:
         if (conn->role != DL_ROLE_EVALUATOR) {
             return dl_err_set(err, DL_EPROTO, "an evaluation from a learner");
@@ -361,7 +370,9 @@ bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bo
     enum dl_rc rc =
         binary ? sy_receive_feed(&conn->receive, &sink, &server->scratch, bytes, size, last, &err) : DL_EPROTO;
     if (rc != DL_OK && !refuse_version(conn)) {
-        sy_conn_end(conn, SY_LEAVE_PROTOCOL, LWS_CLOSE_STATUS_PROTOCOL_ERR, err.text);
+        bool faultless = rc == DL_EFULL;
+        sy_conn_end(conn, faultless ? SY_LEAVE_LOST : SY_LEAVE_PROTOCOL,
+                    faultless ? LWS_CLOSE_STATUS_POLICY_VIOLATION : LWS_CLOSE_STATUS_PROTOCOL_ERR, err.text);
     }
     return true;
 }

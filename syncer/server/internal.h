@@ -3,6 +3,7 @@
  * shell.c    libwebsockets: context, callbacks, timers, signals
  * http.c     /healthz, /readyz, /metrics, /status; commands: /stop, /finish, /drain
  * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
+ * tape.c     what learners deliver to the event tape
  * rounds.c   carries out the core's actions; pushes and their memory
  * jobs.c     merge thread
  * blob.c     an encoded version, shared by all connections that send it
@@ -88,6 +89,8 @@ struct sy_conn {
     enum sy_leave leaving_why;
     uint32_t learner;
     uint64_t admission, nonce;
+    uint32_t incarnation;    /* The store's number of it. */
+    uint64_t trace_received; /* Position up to which its entries of the tape are here. */
     enum dl_role role;
     char uid[DL_WIRE_UID_MAX];
     struct sy_receive receive;
@@ -130,6 +133,14 @@ bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bo
 /* No chunk of this push is to be written any more. */
 void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push);
 bool sy_conn_awaits_push(const struct sy_conn *conn);
+
+/* --- tape.c */
+/* A learner was admitted: fills in what of its entries is durable. */
+void sy_tape_join(struct sy_conn *conn, const struct dl_wire_hello *hello, struct dl_wire_welcome *welcome);
+void sy_tape_leave(struct sy_conn *conn);
+/* DL_EFULL: too many wait for a commit; the learner is to come again. DL_EPROTO. */
+DL_MUST_CHECK enum dl_rc sy_tape_take(struct sy_conn *conn, const struct dl_wire_trace *trace, struct dl_err *err);
+uint64_t sy_tape_acked(const struct sy_conn *conn);
 
 /* --- transmit.c */
 void sy_conn_send(struct sy_conn *conn, const struct dl_wire_message *message);

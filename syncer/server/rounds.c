@@ -309,6 +309,7 @@ static void send_pull(struct sy_server *server, const struct sy_action *action, 
     if (conn != NULL) {
         struct dl_wire_message message = {.type = DL_WIRE_PULL};
         message.as.pull = action->as.pull;
+        message.as.pull.trace_acked = sy_tape_acked(conn);
         sy_conn_send(conn, &message);
     }
 }

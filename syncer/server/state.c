@@ -168,9 +168,14 @@ static enum dl_rc open_store(struct sy_server *server, struct dl_err *err)
         dl_warn("no state folder: versions are kept in memory only, and a restart begins the job anew");
         return DL_OK;
     }
+    DL_AUTO_FREE char *spec = NULL;
+    enum dl_rc rc = dl_spec_to_json(server->spec, &spec, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
     const struct sy_store_options store = {
-        .dir = options->state_dir, .job = server->spec->name, .shard = options->shard};
-    enum dl_rc rc = sy_store_open(&store, &server->store, err);
+        .dir = options->state_dir, .job = server->spec->name, .shard = options->shard, .spec = spec};
+    rc = sy_store_open(&store, &server->store, err);
     if (rc == DL_OK) {
         server->epoch = sy_store_epoch(server->store);
     }

@@ -29,9 +29,9 @@ static const char schema[] =
     " next_admission INTEGER NOT NULL);"
     "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL,"
     " kind TEXT NOT NULL, learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL,"
-    " step INTEGER NOT NULL, text TEXT NOT NULL);";
+    " step INTEGER NOT NULL, text TEXT NOT NULL);" SY_STORE_TRACE_SCHEMA;
 
-static enum dl_rc db_fail(struct sy_store *store, const char *what, struct dl_err *err)
+enum dl_rc sy_store_db_fail(struct sy_store *store, const char *what, struct dl_err *err)
 {
     int code = sqlite3_errcode(store->db);
     enum dl_rc rc = DL_EIO;
@@ -48,7 +48,7 @@ static enum dl_rc db_fail(struct sy_store *store, const char *what, struct dl_er
 
 static enum dl_rc exec(struct sy_store *store, const char *sql, const char *what, struct dl_err *err)
 {
-    return sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK ? DL_OK : db_fail(store, what, err);
+    return sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK ? DL_OK : sy_store_db_fail(store, what, err);
 }
 
 static void finalize(sqlite3_stmt **statement)
@@ -86,17 +86,18 @@ static uint64_t column_u64(sqlite3_stmt *statement, int column)
     return (uint64_t)sqlite3_column_int64(statement, column);
 }
 
-static enum dl_rc prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out, struct dl_err *err)
+enum dl_rc sy_store_db_prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out, struct dl_err *err)
 {
-    return sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK ? DL_OK
-                                                                          : db_fail(store, "preparing a query", err);
+    return sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK
+               ? DL_OK
+               : sy_store_db_fail(store, "preparing a query", err);
 }
 
 /* Runs a statement that returns no rows, and makes it ready for the next binding. */
 static enum dl_rc run(struct sy_store *store, sqlite3_stmt *statement, const char *what, struct dl_err *err)
 {
     int code = sqlite3_step(statement);
-    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : db_fail(store, what, err);
+    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, what, err);
     sqlite3_reset(statement);
     return rc;
 }
@@ -108,7 +109,7 @@ enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_e
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX | SQLITE_OPEN_EXRESCODE;
     if (sqlite3_open_v2(path, &store->db, flags, vfs) != SQLITE_OK) {
         return store->db == NULL ? dl_err_set(err, DL_ENOMEM, "opening %s: no memory", path)
-                                 : db_fail(store, "opening the database", err);
+                                 : sy_store_db_fail(store, "opening the database", err);
     }
     sqlite3_busy_timeout(store->db, BUSY_MS);
     enum dl_rc rc = exec(store, "PRAGMA journal_mode = WAL", "switching to a write-ahead log", err);
@@ -121,7 +122,7 @@ enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_e
 static enum dl_rc read_meta(struct sy_store *store, const char *key, char *out, size_t size, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "SELECT value FROM meta WHERE key = ?", &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store, "SELECT value FROM meta WHERE key = ?", &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -131,13 +132,13 @@ static enum dl_rc read_meta(struct sy_store *store, const char *key, char *out, 
     if (code == SQLITE_ROW) {
         snprintf(out, size, "%s", (const char *)sqlite3_column_text(statement, 0));
     }
-    return code == SQLITE_ROW || code == SQLITE_DONE ? DL_OK : db_fail(store, "reading meta", err);
+    return code == SQLITE_ROW || code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "reading meta", err);
 }
 
 static enum dl_rc write_meta(struct sy_store *store, const char *key, const char *value, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO meta VALUES(?, ?)", &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store, "INSERT OR REPLACE INTO meta VALUES(?, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_text(statement, 1, key);
         bind_text(statement, 2, value);
@@ -175,7 +176,7 @@ static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
     rc = write_meta(store, "epoch", text, err);
     AUTO_STATEMENT *statement = NULL;
     if (rc == DL_OK) {
-        rc = prepare(store, "INSERT INTO epochs VALUES(?, ?, ?)", &statement, err);
+        rc = sy_store_db_prepare(store, "INSERT INTO epochs VALUES(?, ?, ?)", &statement, err);
     }
     if (rc == DL_OK) {
         bind_u64(statement, 1, store->epoch);
@@ -189,7 +190,7 @@ static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
 static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "SELECT kind, fragments, hash, tensors FROM layout", &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store, "SELECT kind, fragments, hash, tensors FROM layout", &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -198,7 +199,7 @@ static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
         return DL_OK;
     }
     if (code != SQLITE_ROW) {
-        return db_fail(store, "reading the layout", err);
+        return sy_store_db_fail(store, "reading the layout", err);
     }
     int bytes = sqlite3_column_bytes(statement, 3);
     store->tensors = malloc(bytes == 0 ? 1 : (size_t)bytes);
@@ -219,7 +220,7 @@ static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
 static enum dl_rc read_totals(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(
+    enum dl_rc rc = sy_store_db_prepare(
         store, "SELECT next_round, rounds_merged, tokens, tokens_merged, next_admission FROM totals", &statement, err);
     if (rc != DL_OK) {
         return rc;
@@ -232,7 +233,7 @@ static enum dl_rc read_totals(struct sy_store *store, struct dl_err *err)
                                                  .tokens_merged = column_u64(statement, 3),
                                                  .next_admission = column_u64(statement, 4)};
     } else if (code != SQLITE_DONE) {
-        return db_fail(store, "reading totals", err);
+        return sy_store_db_fail(store, "reading totals", err);
     }
     uint64_t first = (store->epoch - 1) * SY_STORE_ADMISSIONS_PER_EPOCH + 1;
     store->totals.next_admission = DL_MAX(store->totals.next_admission, first);
@@ -249,6 +250,10 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     if (rc == DL_OK && text[0] == '\0') {
         snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
         rc = write_meta(store, "schema", text, err);
+    } else if (rc == DL_OK && strtoull(text, NULL, 10) < SY_STORE_SCHEMA) {
+        /* An older one lacked tables only, which are there now. */
+        snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
+        rc = write_meta(store, "schema", text, err);
     } else if (rc == DL_OK && strtoull(text, NULL, 10) != SY_STORE_SCHEMA) {
         rc = dl_err_set(err, DL_EINVAL, "state folder %s has schema %s, this program knows %d", store->dir, text,
                         SY_STORE_SCHEMA);
@@ -262,6 +267,9 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     }
     if (rc == DL_OK) {
         rc = raise_epoch(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_trace_spec(store, err);
     }
     return rc;
 }
@@ -290,6 +298,9 @@ enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
     if (rc == DL_OK) {
         rc = read_totals(store, err);
     }
+    if (rc == DL_OK) {
+        rc = sy_store_trace_open(store, err);
+    }
     return rc;
 }
 
@@ -309,7 +320,7 @@ static enum dl_rc check_epoch(struct sy_store *store, struct dl_err *err)
 static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO layout VALUES(1, ?, ?, ?, ?)", &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store, "INSERT OR REPLACE INTO layout VALUES(1, ?, ?, ?, ?)", &statement, err);
     if (rc == DL_OK) {
         sqlite3_bind_int(statement, 1, (int)store->layout.kind);
         bind_u64(statement, 2, store->layout.fragments);
@@ -323,8 +334,8 @@ static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
 static enum dl_rc write_participants(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                            &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(
+        store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < commit->participant_count; i++) {
         const struct sy_store_participant *who = &commit->participants[i];
         bind_u64(statement, 1, commit->fragment);
@@ -347,7 +358,8 @@ static enum dl_rc write_participants(struct sy_store *store, const struct sy_sto
 static enum dl_rc write_totals(struct sy_store *store, const struct sy_store_totals *totals, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO totals VALUES(1, ?, ?, ?, ?, ?)", &statement, err);
+    enum dl_rc rc =
+        sy_store_db_prepare(store, "INSERT OR REPLACE INTO totals VALUES(1, ?, ?, ?, ?, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, totals->next_round);
         bind_u64(statement, 2, totals->rounds_merged);
@@ -369,10 +381,10 @@ static enum dl_rc write_events(struct sy_store *store, struct dl_err *err)
         return DL_OK;
     }
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store,
-                            "INSERT INTO events(epoch, wall_ns, kind, learner, admission, uid, step, text)"
-                            " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
-                            &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store,
+                                        "INSERT INTO events(epoch, wall_ns, kind, learner, admission, uid, step, text)"
+                                        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+                                        &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < store->events_writing; i++) {
         const struct sy_store_event *event = &store->events[i];
         bind_u64(statement, 1, store->epoch);
@@ -399,14 +411,15 @@ static enum dl_rc drop_files(struct sy_store *store, sqlite3_stmt *statement, st
         }
         code = sqlite3_step(statement);
     }
-    return code == SQLITE_DONE ? DL_OK : db_fail(store, "dropping old versions", err);
+    return code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "dropping old versions", err);
 }
 
 /* What the new version makes superfluous. */
 static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store,
+    enum dl_rc rc =
+        sy_store_db_prepare(store,
                             "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
                             " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
                             " RETURNING file",
@@ -423,8 +436,8 @@ static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_
 static enum dl_rc drop_replaced(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        prepare(store, "DELETE FROM commits WHERE fragment = ? AND version = ? RETURNING file", &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(store, "DELETE FROM commits WHERE fragment = ? AND version = ? RETURNING file",
+                                        &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, commit->fragment);
         bind_u64(statement, 2, commit->version);
@@ -446,7 +459,8 @@ static enum dl_rc write_commit(struct sy_store *store, const struct sy_store_com
                                const struct sy_store_written *written, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
+    enum dl_rc rc =
+        sy_store_db_prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, commit->fragment);
         bind_u64(statement, 2, commit->version);
@@ -493,6 +507,9 @@ static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_
     if (rc == DL_OK) {
         rc = write_events(store, err);
     }
+    if (rc == DL_OK) {
+        rc = sy_store_trace_write(store, err);
+    }
     return rc;
 }
 
@@ -509,6 +526,7 @@ enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_comm
         store->totals = commits[count - 1].totals;
         forget_written_events(store);
     }
+    sy_store_trace_end(store, rc == DL_OK);
     return rc;
 }
 
@@ -517,11 +535,13 @@ enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err)
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
         rc = check_epoch(store, err);
-        rc = end_transaction(store, rc == DL_OK ? write_events(store, err) : rc, err);
+        rc = rc == DL_OK ? write_events(store, err) : rc;
+        rc = end_transaction(store, rc == DL_OK ? sy_store_trace_write(store, err) : rc, err);
     }
     if (rc == DL_OK) {
         forget_written_events(store);
     }
+    sy_store_trace_end(store, rc == DL_OK);
     return rc;
 }
 
@@ -529,12 +549,12 @@ enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32
                                char file[SY_STORE_FILE_MAX], struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        prepare(store,
-                "SELECT version, round, hash, CASE kept WHEN 1 THEN file ELSE '' END,"
-                " (SELECT count(*) FROM participants p WHERE p.fragment = c.fragment AND p.version = c.version)"
-                " FROM commits c WHERE fragment = ? ORDER BY version DESC LIMIT 1 OFFSET ?",
-                &statement, err);
+    enum dl_rc rc = sy_store_db_prepare(
+        store,
+        "SELECT version, round, hash, CASE kept WHEN 1 THEN file ELSE '' END,"
+        " (SELECT count(*) FROM participants p WHERE p.fragment = c.fragment AND p.version = c.version)"
+        " FROM commits c WHERE fragment = ? ORDER BY version DESC LIMIT 1 OFFSET ?",
+        &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -545,7 +565,7 @@ enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32
         return dl_err_set(err, DL_ENOTFOUND, "fragment %" PRIu32 " has no committed version", fragment);
     }
     if (code != SQLITE_ROW) {
-        return db_fail(store, "reading a commit", err);
+        return sy_store_db_fail(store, "reading a commit", err);
     }
     *out = (struct sy_store_version){.version = column_u64(statement, 0),
                                      .round = column_u64(statement, 1),
@@ -559,7 +579,7 @@ bool sy_store_db_names(struct sy_store *store, const char *file)
 {
     AUTO_STATEMENT *statement = NULL;
     struct dl_err err;
-    if (prepare(store, "SELECT 1 FROM commits WHERE file = ? AND kept = 1", &statement, &err) != DL_OK) {
+    if (sy_store_db_prepare(store, "SELECT 1 FROM commits WHERE file = ? AND kept = 1", &statement, &err) != DL_OK) {
         return true; /* In doubt a file stays. */
     }
     bind_text(statement, 1, file);

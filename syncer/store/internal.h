@@ -1,4 +1,5 @@
-/* What the parts of sy_store share: store.c (calls), file.c (fragment files), db.c (SQLite). Not for other folders. */
+/* What the parts of sy_store share: store.c (calls), file.c (fragment files), db.c (SQLite), trace.c (the
+ * learners' part of the tape). Not for other folders. */
 #ifndef SY_STORE_INTERNAL_H
 #define SY_STORE_INTERNAL_H
 
@@ -18,6 +19,31 @@ struct sy_store_event {
     uint64_t admission, step;
     char uid[DL_WIRE_UID_MAX];
     char text[DL_WIRE_TEXT_MAX];
+};
+
+struct sy_store_incarnation {
+    bool new;             /* What is known of it has yet to be written. */
+    uint32_t connections; /* That say they are it. */
+    uint32_t blocks;      /* Of its entries, waiting or being written. */
+    uint32_t learner;     /* UINT32_MAX: only heard of from a peer. */
+    char uid[DL_WIRE_UID_MAX], trainer[DL_WIRE_TRAINER_MAX];
+    uint64_t nonce;
+    uint64_t row;                          /* Its id in the database; 0: unknown. */
+    uint64_t received, committing, traced; /* Positions. */
+};
+
+struct sy_store_block { /* Of one TRACE message. */
+    struct sy_store_block *next;
+    uint32_t owner, count;
+    struct dl_trace_entry entries[];
+};
+
+struct sy_store_traces {
+    uint32_t count, capacity;
+    struct sy_store_incarnation *incarnations;
+    struct sy_store_block *first, *last; /* Waiting for a commit. */
+    uint32_t entries;                    /* In them. */
+    struct sy_store_block *writing;      /* In the transaction under way. */
 };
 
 struct sy_store {
@@ -41,6 +67,8 @@ struct sy_store {
     /* Files of a transaction of which an I/O error leaves open whether it reached the disk: kept until another one has. */
     char doubtful[SY_STORE_COMMITS_MAX][SY_STORE_FILE_MAX];
     uint32_t doubtful_count;
+    struct sy_store_traces traces; /* Under events_lock, but for `writing` and its blocks. */
+    const char *spec;              /* Only while it is opened. */
     uint32_t event_count;
     uint32_t events_writing; /* The first so many are in the transaction under way. */
     uint64_t events_dropped;
@@ -65,6 +93,32 @@ DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *
 void sy_store_file_remove(struct sy_store *store, const char *name);
 DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err);
 uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
+
+/* --- trace.c -------------------------------------------------------------------------------------------------------
+ */
+
+#define SY_STORE_TRACE_SCHEMA                                                                                          \
+    "CREATE TABLE IF NOT EXISTS specs(epoch INTEGER PRIMARY KEY, spec TEXT NOT NULL);"                                 \
+    "CREATE TABLE IF NOT EXISTS incarnations(id INTEGER PRIMARY KEY, uid TEXT NOT NULL, nonce TEXT NOT NULL,"          \
+    " learner INTEGER, trainer TEXT NOT NULL, traced INTEGER NOT NULL, UNIQUE(uid, nonce));"                           \
+    "CREATE TABLE IF NOT EXISTS trace(incarnation INTEGER NOT NULL, seq INTEGER NOT NULL, step INTEGER NOT NULL,"      \
+    " kind TEXT NOT NULL, fragment INTEGER, a INTEGER NOT NULL, b INTEGER NOT NULL, c INTEGER NOT NULL,"               \
+    " text TEXT NOT NULL, PRIMARY KEY(incarnation, seq)) WITHOUT ROWID;"
+
+/* Keeps the job of this opening when it differs from the last one's; in the opening's transaction. */
+DL_MUST_CHECK enum dl_rc sy_store_trace_spec(struct sy_store *store, struct dl_err *err);
+/* Reads the newest incarnations. */
+DL_MUST_CHECK enum dl_rc sy_store_trace_open(struct sy_store *store, struct dl_err *err);
+/* Writes what waits, in the transaction under way; then the end of it: it is durable, or waits again. */
+DL_MUST_CHECK enum dl_rc sy_store_trace_write(struct sy_store *store, struct dl_err *err);
+void sy_store_trace_end(struct sy_store *store, bool durable);
+void sy_store_trace_close(struct sy_store *store);
+
+/* --- db.c, for trace.c ---------------------------------------------------------------------------------------------
+ */
+DL_MUST_CHECK enum dl_rc sy_store_db_fail(struct sy_store *store, const char *what, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_db_prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out,
+                                             struct dl_err *err);
 
 /* --- db.c ------------------------------------------------------------------------------------------------------------
  */

@@ -58,6 +58,7 @@ enum dl_rc sy_store_open(const struct sy_store_options *options, struct sy_store
     snprintf(store->dir, sizeof store->dir, "%s", options->dir);
     snprintf(store->job, sizeof store->job, "%s", options->job);
     store->shard = options->shard;
+    store->spec = options->spec;
     store->ops = options->ops != NULL ? options->ops : &sy_store_ops_real;
     rc = sy_store_db_open(store, options->vfs, err);
     if (rc == DL_OK) {
@@ -71,6 +72,7 @@ enum dl_rc sy_store_open(const struct sy_store_options *options, struct sy_store
         sy_store_close(store);
         return rc;
     }
+    store->spec = NULL;
     sweep(store);
     *out = store;
     return DL_OK;
@@ -81,13 +83,14 @@ void sy_store_close(struct sy_store *store)
     if (store == NULL) {
         return;
     }
-    if (store->event_count > 0) {
+    if (store->event_count > 0 || store->traces.first != NULL) {
         /* The tape's last notes are worth an attempt, and nothing depends on it. */
         struct dl_err err;
         enum dl_rc rc = sy_store_db_flush_events(store, &err);
         (void)rc;
     }
     sqlite3_close(store->db);
+    sy_store_trace_close(store);
     pthread_mutex_destroy(&store->lock);
     pthread_mutex_destroy(&store->events_lock);
     free(store->tensors);

@@ -17,7 +17,10 @@
  *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm)
  *     totals(id = 1, next_round, rounds_merged, tokens, tokens_merged, next_admission)
  *     events(seq, epoch, wall_ns, kind, learner, admission, uid, step, text)   joins, leaves, ...; written with the
- * next commit
+ *                                                                              next commit
+ *     specs(epoch, spec)                    the job, as JSON, from this opening on; a row where it changed
+ *     incarnations(id, uid, nonce, learner, trainer, traced)       learner processes; traced: position durable
+ *     trace(incarnation, seq, step, kind, fragment, a, b, c, text) what their parameters depend on (docs/tape.md)
  *
  * File: a header of SY_STORE_HEADER_BYTES (little-endian: magic "DLCSTATE", format u32, fragment u32, version u64,
  * round u64, epoch u64, parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far
@@ -36,11 +39,14 @@
 #include "common/layout.h"
 #include "common/wire.h"
 
-#define SY_STORE_SCHEMA 1
+#define SY_STORE_SCHEMA 2
 #define SY_STORE_HEADER_BYTES 128
-#define SY_STORE_COMMITS_MAX 64  /* Fragments in one commit. */
-#define SY_STORE_KEEP 2          /* Versions of a fragment whose files stay. */
-#define SY_STORE_EVENTS_MAX 1024 /* Noted between two commits; more are counted, not kept. */
+#define SY_STORE_COMMITS_MAX 64         /* Fragments in one commit. */
+#define SY_STORE_KEEP 2                 /* Versions of a fragment whose files stay. */
+#define SY_STORE_EVENTS_MAX 1024        /* Noted between two commits; more are counted, not kept. */
+#define SY_STORE_INCARNATIONS_MAX 16384 /* Known at once; of those that are neither connected nor new, one gives way. */
+#define SY_STORE_TRACE_MAX 65536        /* Entries of the tape between two commits. */
+#define SY_STORE_NO_INCARNATION UINT32_MAX
 /* Admission numbers of one opening start at (epoch - 1) times this, plus 1: they grow over restarts without a write
  * each. */
 #define SY_STORE_ADMISSIONS_PER_EPOCH UINT64_C(1000000)
@@ -61,6 +67,7 @@ struct sy_store_options {
     const char *dir; /* Made when absent (its parent must exist). */
     const char *job;
     uint32_t shard;
+    const char *spec;               /* The job as JSON, for the tape; NULL: not kept. */
     const struct sy_store_ops *ops; /* NULL: the real ones. */
     const char *vfs;                /* SQLite VFS by name; NULL: the default. */
 };
@@ -145,6 +152,16 @@ DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy
 /* Notes something for the tape, e.g. ("join", 3, 17, uid, step, ""). In memory until the next commit or close. */
 void sy_store_note(struct sy_store *store, const char *kind, uint32_t learner, uint64_t admission, const char *uid,
                    uint64_t step, const char *text);
+
+/* A learner's process has said hello: a number for it, until it is released, and how far its deliveries to the tape are
+ * durable. SY_STORE_NO_INCARNATION: no room; it is not traced. Never waits for the disk, as nothing below does. */
+uint32_t sy_store_incarnation(struct sy_store *store, const char *uid, uint64_t nonce, uint32_t learner,
+                              const char *trainer, uint64_t *traced);
+void sy_store_release(struct sy_store *store, uint32_t incarnation);
+uint64_t sy_store_traced(struct sy_store *store, uint32_t incarnation);
+/* Takes entries for the next commit, which has them all or none. What was delivered before is skipped. False: there are
+ * SY_STORE_TRACE_MAX, or no memory: nothing was taken. */
+bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct dl_wire_trace *trace);
 
 /* Bytes of all kept files, for metrics. */
 uint64_t sy_store_bytes(const struct sy_store *store);

@@ -83,7 +83,7 @@ static bool run_seed(uint64_t seed, struct sim_counts *sum)
     struct dl_rng rng;
     dl_rng_init(&rng, seed, dl_rng_stream("scenario", 0, 0));
     struct dl_spec *spec = new_spec();
-    struct sim_config config = {.seed = seed, .spec = spec, .step_tokens = STEP_TOKENS};
+    struct sim_config config = {.seed = seed, .spec = spec, .step_tokens = STEP_TOKENS, .note_share = 0.1};
     draw_spec(spec, &rng);
     sim_faults_draw(&config.faults, &rng);
     struct sim_world *world = NULL;
@@ -133,6 +133,7 @@ static void test_faults_then_finish(void)
                   sum.stalls > 0);
         CU_ASSERT(sum.crashes > 0 && sum.drains > 0 && sum.pauses > 0 && sum.damaged > 0 && sum.nans > 0 &&
                   sum.absurd > 0);
+        CU_ASSERT(sum.traced > sum.merges); /* J9 */
         CU_ASSERT(sum.repeats > 0 && sum.full_disks > 0 && sum.late_joins > 0);
     }
 }

@@ -478,6 +478,28 @@ static void fail_each_operation(int error, enum dl_rc expected)
     CU_ASSERT_EQUAL(successes, 3);
 }
 
+/* A learner's entries for the tape, positions first .. first + count - 1, as it sends them again after a reconnect. */
+static uint64_t deliver(struct sy_store *store, uint64_t first, uint32_t count)
+{
+    static struct dl_wire_trace trace;
+    uint64_t traced = 0;
+    uint32_t incarnation = sy_store_incarnation(store, "pod-1", UINT64_MAX - 1, 3, "builtin", &traced);
+    CU_ASSERT_NOT_EQUAL_FATAL(incarnation, SY_STORE_NO_INCARNATION);
+    trace.position = first;
+    trace.nonce = UINT64_MAX - 1;
+    trace.count = count;
+    snprintf(trace.uid, sizeof trace.uid, "pod-1");
+    for (uint32_t i = 0; i < count; i++) {
+        trace.entries[i] = (struct dl_trace_entry){
+            .seq = first + i, .step = 10 * (first + i), .a = first + i, .fragment = i, .kind = "apply"};
+    }
+    CU_ASSERT_TRUE(sy_store_trace(store, incarnation, &trace));
+    sy_store_release(store, incarnation);
+    return traced;
+}
+
+static int count_rows(const char *query);
+
 /* Several fragments at once: all or none. */
 static void fail_each_operation_of_many(int error)
 {
@@ -492,6 +514,7 @@ static void fail_each_operation_of_many(int error)
         operations = 0;
         injected = 0;
         fail_at = n;
+        CU_ASSERT_EQUAL(deliver(store, 1, 7), 0);
         enum dl_rc rc = commit_all(store, 4, 2, &err);
         fail_at = 0;
         undisturbed = injected == 0;
@@ -502,6 +525,12 @@ static void fail_each_operation_of_many(int error)
         struct sy_store_version newest;
         CU_ASSERT_EQUAL_FATAL(sy_store_newest(store, 3, &newest, &err), DL_OK);
         CU_ASSERT(rc != DL_OK || newest.version == 2);
+        /* J9: with a version comes all that it depends on. (A process that ends in order writes what waits, too.) */
+        int rows = newest.version == 2 || n % 2 == 0 ? 7 : 0;
+        CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM trace"), rows);
+        uint64_t traced = deliver(store, 4, 6);
+        CU_ASSERT(traced == 0 || traced == 7);
+        CU_ASSERT(traced == (uint64_t)rows || rc != DL_OK);
         for (uint32_t i = 0; i < 4; i++) {
             check_holds(store, i, newest.version);
         }
@@ -512,6 +541,12 @@ static void fail_each_operation_of_many(int error)
             check_holds(store, i, 2);
         }
         CU_ASSERT_EQUAL(count_files(".bin"), 8);
+        CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM trace WHERE incarnation = 1 AND step = 10 * seq AND a = seq"),
+                        9);
+        CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM incarnations WHERE uid = 'pod-1' AND learner = 3"
+                                   " AND nonce = 'fffffffffffffffe' AND traced = 9"),
+                        1);
+        CU_ASSERT_EQUAL(deliver(store, 1, 9), 9); /* What is durable is remembered over a restart. */
         sy_store_close(store);
         remove_dir();
     }
@@ -733,10 +768,56 @@ static void test_tape(void)
     remove_dir();
 }
 
+static void test_job_is_in_the_tape_where_it_changed(void)
+{
+    new_dir();
+    static const char *const specs[] = {"{\"rate\":1}", "{\"rate\":1}", "{\"rate\":2}", NULL, "{\"rate\":2}"};
+    for (size_t i = 0; i < DL_COUNT_OF(specs); i++) {
+        struct sy_store *store = NULL;
+        struct dl_err err;
+        struct sy_store_options options = {.dir = dir, .job = "demo", .spec = specs[i]};
+        CU_ASSERT_EQUAL_FATAL(sy_store_open(&options, &store, &err), DL_OK);
+        sy_store_close(store);
+    }
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM specs"), 2);
+    CU_ASSERT_EQUAL(count_rows("SELECT epoch FROM specs WHERE spec LIKE '%2%'"), 3);
+    remove_dir();
+}
+
+static void test_trace_is_bounded(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    static struct dl_wire_trace trace = {.position = 1, .uid = "pod", .nonce = 1, .count = DL_WIRE_TRACE_MAX};
+    uint64_t traced;
+    uint32_t incarnation = sy_store_incarnation(store, "pod", 1, 0, "", &traced);
+    uint64_t taken = 0;
+    for (; taken < 2 * SY_STORE_TRACE_MAX; taken += trace.count) {
+        for (uint32_t i = 0; i < trace.count; i++) {
+            trace.entries[i] = (struct dl_trace_entry){.seq = taken + 1 + i, .kind = "x", .text = "y"};
+        }
+        trace.position = taken + 1;
+        if (!sy_store_trace(store, incarnation, &trace)) {
+            break;
+        }
+    }
+    CU_ASSERT_EQUAL(taken, SY_STORE_TRACE_MAX);
+    CU_ASSERT_EQUAL(commit(store, 0, 1, &err), DL_OK);
+    CU_ASSERT_EQUAL(sy_store_traced(store, incarnation), SY_STORE_TRACE_MAX);
+    CU_ASSERT_TRUE(sy_store_trace(store, incarnation, &trace)); /* There is room again. */
+    sy_store_close(store);
+    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM trace WHERE text = 'y' AND fragment = 0"),
+                    SY_STORE_TRACE_MAX + DL_WIRE_TRACE_MAX);
+    remove_dir();
+}
+
 UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_committed},
           {"keeps two versions", test_keeps_two_versions}, {"io errors", test_io_errors}, {"full disk", test_full_disk},
           {"many at once", test_many_at_once}, {"opening fails cleanly", test_opening_fails_cleanly},
           {"damaged file falls back", test_damaged_file_falls_back},
           {"nothing good is refused", test_nothing_good_is_refused},
           {"stale process is fenced", test_stale_process_is_fenced},
-          {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape})
+          {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape},
+          {"J9 job in the tape", test_job_is_in_the_tape_where_it_changed},
+          {"J9 trace is bounded", test_trace_is_bounded})

@@ -44,6 +44,7 @@ static void fill_hello(struct dl_wire_hello *hello, bool high, uint64_t counter)
     hello->nonce = high ? UINT64_MAX : 0;
     fill_text(hello->uid, sizeof hello->uid, high, "u");
     fill_text(hello->job, sizeof hello->job, high, "j");
+    fill_text(hello->trainer, sizeof hello->trainer, high, "");
     hello->shard = high ? DL_SPEC_SHARDS_MAX - 1 : 0;
     hello->step = hello->tokens = counter;
     hello->fragment_count = fill_fragments(hello->fragments, high);
@@ -69,7 +70,25 @@ static void fill_welcome(struct dl_wire_welcome *welcome, bool high, uint64_t co
     welcome->timeout_ms = welcome->heartbeat_ms;
     welcome->learners = high ? DL_SPEC_LEARNERS_MAX : 0;
     welcome->pull_within_steps = welcome->update_within_steps = welcome->wait_ms = u32;
+    welcome->trace_acked = counter;
     welcome->fragment_count = fill_fragments(welcome->fragments, high);
+}
+
+static void fill_trace(struct dl_wire_trace *trace, bool high)
+{
+    trace->position = high ? COUNTER_MAX : 1;
+    trace->nonce = high ? UINT64_MAX : 0;
+    fill_text(trace->uid, sizeof trace->uid, high, "u");
+    trace->count = high ? DL_WIRE_TRACE_MAX : 0;
+    for (uint32_t i = 0; i < trace->count; i++) {
+        struct dl_trace_entry *entry = &trace->entries[i];
+        entry->seq = COUNTER_MAX - DL_WIRE_TRACE_MAX + i;
+        entry->step = COUNTER_MAX;
+        entry->a = entry->b = entry->c = UINT64_MAX;
+        entry->fragment = i % 2 == 0 ? DL_TRACE_NO_FRAGMENT : i;
+        fill_text(entry->kind, sizeof entry->kind, high, "k");
+        fill_text(entry->text, sizeof entry->text, i % 3 != 0, "");
+    }
 }
 
 static void fill_transfers(enum dl_wire_type type, bool high, uint64_t counter)
@@ -77,10 +96,10 @@ static void fill_transfers(enum dl_wire_type type, bool high, uint64_t counter)
     uint32_t fragment = high ? DL_SPEC_FRAGMENTS_MAX - 1 : 0, u32 = high ? UINT32_MAX : 0;
     uint64_t u64 = high ? UINT64_MAX : 0, bytes = high ? DL_TENSOR_ELEMENTS_MAX * 4 : 1;
     if (type == DL_WIRE_PULL) {
-        sent.as.pull = (struct dl_wire_pull){counter, fragment, counter, high ? 7 : 0, u32, u32, u32};
+        sent.as.pull = (struct dl_wire_pull){counter, fragment, counter, high ? 7 : 0, u32, u32, u32, counter};
     } else if (type == DL_WIRE_PUSH) {
         sent.as.push = (struct dl_wire_push){
-            u64, counter, fragment, counter, counter, u32, counter, high ? DL_CODEC_INT4 : 0, bytes};
+            u64, counter, fragment, counter, counter, u32, counter, high ? DL_CODEC_INT4 : 0, bytes, counter};
     } else if (type == DL_WIRE_PUSH_NONE) {
         sent.as.push_none = (struct dl_wire_push_none){counter, fragment, high ? DL_VERDICT_COUNT - 1 : 0};
     } else if (type == DL_WIRE_RESULT) {
@@ -133,11 +152,12 @@ static void fill(enum dl_wire_type type, bool high)
         sent.as.stop.result = high ? DL_STOP_FAILED : 0;
         fill_text(sent.as.stop.text, DL_WIRE_TEXT_MAX, high, "");
         break;
+    case DL_WIRE_TRACE: fill_trace(&sent.as.trace, high); break;
     }
 }
 
 #define FOR_EACH_CONTROL_TYPE(type)                                                                                    \
-    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_STOP; type++)                                         \
+    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_TRACE; type++)                                        \
         if (type != DL_WIRE_CHUNK)
 
 /* What a receiver does with bytes that came as one message. */
@@ -197,7 +217,7 @@ static void test_layout_of_bytes_is_fixed(void)
     fill(DL_WIRE_HEARTBEAT, false);
     sent.as.heartbeat = (struct dl_wire_heartbeat){0x0102030405060708, 2, 3};
     CU_ASSERT_EQUAL(encode_sent(), 48);
-    static const uint8_t head[16] = {'D', 'L', 'C', '1', 1, 12, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t head[16] = {'D', 'L', 'C', '1', 2, 12, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0};
     static const uint8_t payload[24] = {8, 7, 6, 5, 4, 3, 2, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3};
     CU_ASSERT_EQUAL(memcmp(buffer, head, 16), 0);
     CU_ASSERT_EQUAL(memcmp(buffer + 24, payload, 24), 0);
@@ -298,7 +318,7 @@ static void test_header_refuses_oversize_and_nonsense(void)
     buffer[10] = 0;
     buffer[5] = 0;
     expect_header(DL_EPROTO);
-    buffer[5] = DL_WIRE_STOP + 1;
+    buffer[5] = DL_WIRE_TRACE + 1;
     expect_header(DL_EPROTO);
     buffer[5] = DL_WIRE_CHUNK; /* A chunk may be as long as a chunk's limit, and no longer. */
     memcpy(buffer + 8, (uint8_t[]){16, 0, 16, 0}, 4);
@@ -314,9 +334,21 @@ static void test_header_refuses_oversize_and_nonsense(void)
     expect_header(DL_EPROTO);
     struct dl_err err;
     struct dl_wire_header header;
-    buffer[4] = 2;
+    buffer[4] = 1;
     CU_ASSERT_EQUAL(dl_wire_header_decode(buffer, &header, &err), DL_EPROTO);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "version 2"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "version 1"));
+}
+
+static void test_entries_of_a_trace_ascend(void)
+{
+    fill(DL_WIRE_TRACE, true);
+    sent.as.trace.entries[5].seq = sent.as.trace.entries[4].seq;
+    size_t used = encode_sent();
+    struct dl_err err;
+    CU_ASSERT_EQUAL(
+        dl_wire_decode(DL_WIRE_TRACE, buffer + DL_WIRE_HEADER_BYTES, used - DL_WIRE_HEADER_BYTES, &got, &err),
+        DL_EPROTO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "ascend"));
 }
 
 /* A list that claims more than the bytes that follow, or more than there may be. */
@@ -489,6 +521,7 @@ UNIT_MAIN("wire", {"round trip", test_round_trip_of_every_type_at_its_extremes},
           {"flipped bytes", test_every_flipped_byte_is_refused},
           {"fields in range", test_decoded_fields_are_always_in_range},
           {"header limits", test_header_refuses_oversize_and_nonsense},
+          {"entries of a trace ascend", test_entries_of_a_trace_ascend},
           {"hostile counts", test_hostile_counts_are_refused},
           {"encoder refuses", test_encoder_refuses_what_a_decoder_would},
           {"text", test_text_with_control_characters_is_sent_as_spaces},

@@ -33,6 +33,7 @@ struct diloco {
     int32_t learner;
     char job[DL_SPEC_NAME_MAX];
     char uid[DL_WIRE_UID_MAX];
+    char trainer[DL_WIRE_TRAINER_MAX];
     double join_timeout_seconds;
     struct wk_hub hub;
     struct wk_net *net;
@@ -143,6 +144,7 @@ static int fill(struct diloco *d, const struct diloco_options *options, struct d
     if (code == DILOCO_CONTINUE) {
         code = set_security(d, options, error);
     }
+    snprintf(d->trainer, sizeof d->trainer, "%s", options->trainer == NULL ? "" : options->trainer);
     d->learner = options->learner;
     d->role = options->role;
     double timeout = options->join_timeout_seconds;
@@ -389,6 +391,7 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
         .nonce = nonce,
         .uid = d->uid,
         .job = d->job,
+        .trainer = d->trainer,
         .shards = hub->shards,
         .tensors = d->tensors,
         .tensor_count = d->tensor_count,
@@ -444,6 +447,26 @@ int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_inf
     }
     pthread_mutex_unlock(&d->hub.lock);
     return code;
+}
+
+int diloco_note(struct diloco *d, const char *kind, uint64_t a, uint64_t b, uint64_t c, const char *text,
+                struct diloco_error *error)
+{
+    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_LEARNER) {
+        return set_error(error, DILOCO_EINVAL, "note: only for a learner that has joined");
+    }
+    if (kind == NULL || kind[0] == 0 || strlen(kind) >= DL_TRACE_KIND_MAX) {
+        return set_error(error, DILOCO_EINVAL, "note: the kind must have 1 to %d characters", DL_TRACE_KIND_MAX - 1);
+    }
+    for (const char *at = kind; *at != 0; at++) {
+        if (!((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9') || *at == '_')) {
+            return set_error(error, DILOCO_EINVAL, "note: the kind \"%s\" may hold a to z, 0 to 9 and _", kind);
+        }
+    }
+    pthread_mutex_lock(&d->hub.lock);
+    wk_link_trace(d->hub.link, kind, DL_TRACE_NO_FRAGMENT, a, b, c, text);
+    pthread_mutex_unlock(&d->hub.lock);
+    return DILOCO_CONTINUE;
 }
 
 /* --- evaluators -------------------------------------------------------------------------------------------------- */

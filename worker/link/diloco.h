@@ -60,7 +60,8 @@ struct diloco_options {
     int32_t learner;                  /* Wanted learner id; -1: any free one. */
     const char *uid;                  /* Pod UID; NULL: host and process id. */
     enum diloco_role role;
-    double join_timeout_seconds;                             /* 0: 1800. */
+    double join_timeout_seconds; /* 0: 1800. */
+    const char *trainer; /* What computes, e.g. "mine 1.2 torch 2.1 cuda": in the tape, for replay. NULL: not said. */
     void (*log)(void *context, int level, const char *line); /* level 0 debug .. 3 error; from the library's threads. */
     void *log_context;
 };
@@ -94,6 +95,12 @@ DILOCO_API int diloco_join(struct diloco *d, struct diloco_info *info, struct di
 /* Call at every inner-step boundary, after the optimiser's update. `tokens`: trained in this step. `loss`: its loss, NaN
  * when unknown. Applies updates that have arrived, answers pulls with a snapshot. Returns enum diloco_result. */
 DILOCO_API int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_info *info,
+                           struct diloco_error *error);
+
+/* Notes in the event tape what else the parameters depend on from now on and asynchrony has decided (a learning rate that
+ * follows the ensemble, say), so that the run can be replayed. `kind`: 1 to 15 characters, an ensemble-wide word of the
+ * trainer's own; `text` may be NULL, at most 127 characters count. Learners only, after diloco_join. */
+DILOCO_API int diloco_note(struct diloco *d, const char *kind, uint64_t a, uint64_t b, uint64_t c, const char *text,
                            struct diloco_error *error);
 
 /* Evaluators: applies what has arrived; waits at most `timeout_seconds` for something new. */

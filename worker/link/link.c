@@ -52,6 +52,11 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     link->nonce = config->nonce;
     memcpy(link->uid, config->uid, strlen(config->uid) + 1);
     memcpy(link->job, config->job, strlen(config->job) + 1);
+    snprintf(link->trainer, sizeof link->trainer, "%s", config->trainer == NULL ? "" : config->trainer);
+    link->trace.first = 1;
+    link->trace.owner_count = 1;
+    link->trace.owners[0].nonce = config->nonce;
+    memcpy(link->trace.owners[0].uid, link->uid, sizeof link->uid);
     link->shards = config->shards;
     link->loss = NAN;
     link->left_ns = link->waiting_ns = -1;
@@ -78,6 +83,11 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     }
     memcpy(link->tensors, config->tensors, config->tensor_count * sizeof *link->tensors);
     link->tensor_count = config->tensor_count;
+    link->trace.records = calloc(WK_TRACE_MAX, sizeof *link->trace.records);
+    if (link->trace.records == NULL) {
+        wk_link_free(link);
+        return dl_err_set(err, DL_ENOMEM, "join: no memory for %d entries of the tape", WK_TRACE_MAX);
+    }
     *out = link;
     return DL_OK;
 }
@@ -88,6 +98,7 @@ void wk_link_free(struct wk_link *link)
         dl_layout_free(link->layout);
         free(link->tensors_wire);
         free(link->tensors);
+        free(link->trace.records);
         free(link);
     }
 }
@@ -189,6 +200,7 @@ void wk_push_seed(struct wk_link *link, uint32_t p)
                  .step = link->step,
                  .steps = fragment->steps,
                  .tokens = fragment->tokens,
+                 .trace = link->trace.made,
                  .codec = DL_CODEC_NONE,
                  .bytes = dl_codec_bytes(DL_CODEC_NONE, link->layout->fragments[p].padded_elements)},
     };
@@ -303,6 +315,8 @@ void wk_link_view(const struct wk_link *link, struct wk_link_view *view)
         .waited_ns = link->waited_ns,
         .busy_ns = link->busy_ns,
         .reconnects = link->reconnects,
+        .trace_made = link->trace.made,
+        .trace_lost = link->trace.lost,
     };
     memcpy(view->verdicts, link->verdicts, sizeof view->verdicts);
     for (uint32_t i = 0; i < link->shards; i++) {
@@ -355,8 +369,15 @@ const char *wk_link_check(const struct wk_link *link)
         return "joined means that every fragment has been adopted";
     }
     for (uint32_t i = 0; i < link->shards; i++) {
-        if (link->conns[i].state == WK_CONN_READY && link->layout == NULL) {
+        const struct wk_conn *conn = &link->conns[i];
+        if (conn->state == WK_CONN_READY && link->layout == NULL) {
             return "a connection is ready without a layout";
+        }
+        if (conn->trace_acked > conn->trace_sent || conn->trace_sent > link->trace.made) {
+            return "more of the tape is acknowledged than was sent, or sent than was made";
+        }
+        if (link->trace.lost == 0 && conn->trace_acked + 1 < link->trace.first) {
+            return "an entry of the tape is gone that a shard lacks";
         }
     }
     return NULL;

@@ -33,6 +33,8 @@
 #define WK_NOTES_MAX 32
 #define WK_EVALUATIONS_MAX 8 /* Waiting to be sent; the oldest gives way. */
 #define WK_SLOTS 2
+#define WK_TRACE_MAX 8192     /* Entries kept until every shard has them; a day of rounds with one shard away. */
+#define WK_TRACE_OWNERS_MAX 8 /* Incarnations whose entries a link delivers: its own, and peers'. */
 #define WK_NS_PER_MS INT64_C(1000000)
 
 struct wk_link; /* Opaque. */
@@ -43,6 +45,7 @@ struct wk_link_config {
     uint64_t nonce;  /* Random, once a process. Also seeds the jitter. */
     const char *uid; /* Copied, as is all below. */
     const char *job;
+    const char *trainer; /* What computes; NULL: not said. */
     uint32_t shards;
     const struct dl_tensor *tensors;
     uint32_t tensor_count;
@@ -155,6 +158,23 @@ void wk_link_leave(struct wk_link *link, int64_t now_ns, bool preempted, const c
 /* Nothing more to send for wk_link_leave. */
 bool wk_link_has_left(const struct wk_link *link);
 
+/* --- the tape ----------------------------------------------------------------------------------------------------
+ * What asynchrony decides for this learner is noted here and delivered to every shard, each entry before the first PUSH
+ * whose snapshot depends on it, and again after a reconnect until it is durable there (docs/tape.md). The link notes
+ * `apply` and `snapshot` by itself. Beyond WK_TRACE_MAX waiting entries the oldest is given up: the run goes on, and
+ * cannot be replayed from there. */
+
+/* Notes an entry at the step as it is now. `kind`: 1 to DL_TRACE_KIND_MAX - 1 characters; `text` may be NULL. */
+void wk_link_trace(struct wk_link *link, const char *kind, uint32_t fragment, uint64_t a, uint64_t b, uint64_t c,
+                   const char *text);
+/* This incarnation's own entries that some shard may lack, oldest first, at most `max`; returns how many. To be handed
+ * to a peer together with this learner's state. */
+uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max);
+/* Takes over entries of a peer, ascending, whose state this learner goes on with: they are delivered before anything
+ * noted from now on. False: WK_TRACE_OWNERS_MAX peers already. */
+bool wk_link_trace_adopt(struct wk_link *link, const char *uid, uint64_t nonce, const struct dl_trace_entry *entries,
+                         uint32_t count);
+
 /* --- views ------------------------------------------------------------------------------------------------------- */
 
 const struct dl_layout *wk_link_layout(const struct wk_link *link); /* NULL before the first WELCOME. */
@@ -175,6 +195,7 @@ struct wk_link_view {
     uint64_t last_round;
     uint64_t waited_ns, busy_ns;
     uint64_t reconnects;
+    uint64_t trace_made, trace_lost;     /* Entries of the tape; given up for lack of room. */
     uint64_t verdicts[DL_VERDICT_COUNT]; /* Of RESULTs. */
 };
 void wk_link_view(const struct wk_link *link, struct wk_link_view *view);

@@ -153,6 +153,7 @@ static void on_pull(struct wk_link *link, uint32_t shard, const struct dl_wire_p
     if (fragment == NULL || link->leaving || link->role != DL_ROLE_LEARNER) {
         return;
     }
+    wk_trace_acked(link, &link->conns[shard], pull->trace_acked);
     struct wk_push *push = &fragment->push;
     if (push->state != WK_PUSH_NONE && push->head.round == pull->round && !push->dropped) {
         return; /* Asked twice; the answer is on its way. */
@@ -245,6 +246,7 @@ void wk_link_on_message(struct wk_link *link, int64_t now_ns, uint32_t shard, co
     case DL_WIRE_CHUNK:
     case DL_WIRE_EVALUATION:
     case DL_WIRE_GOODBYE:
+    case DL_WIRE_TRACE:
         wk_close(link, shard, "protocol error: %s is not for learners", dl_wire_type_name(message->type));
         break;
     }

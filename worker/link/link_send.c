@@ -14,6 +14,7 @@ static void make_hello(struct wk_link *link, uint32_t shard)
     hello->nonce = link->nonce;
     memcpy(hello->uid, link->uid, sizeof hello->uid);
     memcpy(hello->job, link->job, sizeof hello->job);
+    memcpy(hello->trainer, link->trainer, sizeof hello->trainer);
     hello->shard = shard;
     hello->step = link->step;
     hello->tokens = link->tokens;
@@ -66,6 +67,10 @@ static bool send_push(struct wk_link *link, struct wk_conn *conn, uint32_t shard
     struct wk_push *push = next_push(link, shard, &p);
     if (push == NULL || conn->chunk_busy) {
         return false;
+    }
+    if (push->state == WK_PUSH_READY && wk_trace_send(link, conn, push->head.trace)) {
+        act->type = WK_ACT_SEND; /* What the snapshot depends on goes before it. */
+        return true;
     }
     if (push->state == WK_PUSH_READY) {
         push->state = WK_PUSH_SENDING;

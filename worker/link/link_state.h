@@ -34,8 +34,9 @@ struct wk_conn {
     uint64_t pull_by;
     uint32_t pull_wait_ms;
     uint64_t heartbeats, transfers;
-    uint64_t evaluations_sent; /* Of those ever reported. */
-    bool placed;               /* A chunk's data is being received to this place. */
+    uint64_t evaluations_sent;        /* Of those ever reported. */
+    uint64_t trace_sent, trace_acked; /* Positions. */
+    bool placed;                      /* A chunk's data is being received to this place. */
     uint32_t placed_fragment, placed_slot, placed_bytes;
     bool chunk_busy; /* A chunk's bytes are being read by the shell. */
     uint32_t chunk_fragment, chunk_bytes;
@@ -67,6 +68,7 @@ struct wk_fragment {
     uint32_t steps;
     uint64_t tokens;
     bool adopted; /* An update was applied. */
+    bool rebases; /* The update that is being applied keeps what was trained since the snapshot. */
     struct wk_slot slots[WK_SLOTS];
     struct wk_push push;
     bool pulled; /* `pull` waits for its answer. */
@@ -76,6 +78,26 @@ struct wk_fragment {
     bool awaits_update; /* Of `update_round`, once the link's `step` reaches `update_by`. */
     uint64_t update_by, update_round;
     uint32_t update_wait_ms;
+};
+
+struct wk_record { /* An entry of the tape on its way. */
+    uint32_t owner;
+    struct dl_trace_entry entry;
+};
+
+struct wk_owner { /* An incarnation whose entries this one delivers. */
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+};
+
+/* Entries that some shard does not have durable yet; record of position k is records[k % WK_TRACE_MAX]. */
+struct wk_trace {
+    struct wk_record *records;
+    uint64_t first, made; /* Positions: the oldest that is kept, the newest. made < first: empty. */
+    uint64_t seq;         /* Of this incarnation's own newest. */
+    uint64_t lost;        /* Given up before every shard had them. */
+    uint32_t owner_count; /* [0]: this incarnation. */
+    struct wk_owner owners[WK_TRACE_OWNERS_MAX];
 };
 
 struct wk_note {
@@ -113,6 +135,9 @@ struct wk_link {
     int64_t left_ns;    /* When the trainer was last told to go; -1: never. */
     int64_t waiting_ns; /* Since when this boundary waits; -1: it does not. */
     bool boundary_due;  /* META of this boundary has yet to be marked as due. */
+
+    struct wk_trace trace;
+    char trainer[DL_WIRE_TRAINER_MAX];
 
     uint64_t ensemble_step, tokens_all, token_budget;
     uint32_t learners;
@@ -163,6 +188,11 @@ void wk_push_seed(struct wk_link *link, uint32_t fragment);
 uint64_t wk_version_held(const struct wk_fragment *fragment);
 void wk_fragment_wire(const struct wk_link *link, uint32_t fragment, struct dl_wire_fragment *out);
 bool wk_stop_reached(struct wk_link *link, int64_t now_ns);
+/* The next TRACE of a connection up to `position`, into link->message; false: all that is sent. */
+bool wk_trace_send(struct wk_link *link, struct wk_conn *conn, uint64_t position);
+/* A shard says what it has durable: after a (re)connect, when what it lacks is sent again, and later on. */
+void wk_trace_welcomed(struct wk_link *link, struct wk_conn *conn, uint64_t acked);
+void wk_trace_acked(struct wk_link *link, struct wk_conn *conn, uint64_t acked);
 void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_welcome *welcome);
 
 #endif

@@ -98,7 +98,8 @@ static bool next_apply(struct wk_link *link, struct wk_step *step)
         step->fragment = p;
         step->codec = (enum dl_codec)slot->update.codec;
         step->alpha = fragment->adopted ? link->alpha : 0.0f;
-        step->rebase = can_rebase(link, fragment, &slot->update);
+        /* Remembered: the push may become complete while the trainer is at it. */
+        step->rebase = fragment->rebases = can_rebase(link, fragment, &slot->update);
         step->push_codec = (enum dl_codec)push->head.codec;
         return true;
     }
@@ -126,7 +127,9 @@ void wk_link_on_applied(struct wk_link *link, uint32_t p)
     }
     assert(slot != NULL);
     const struct dl_wire_update *update = &slot->update;
-    if (can_rebase(link, fragment, update)) {
+    wk_link_trace(link, "apply", p, update->version, fragment->rebases ? fragment->push.head.round : 0, update->round,
+                  NULL);
+    if (fragment->rebases) {
         /* What was trained since the snapshot is still there and has not been merged: it stays counted. */
         fragment->steps = (uint32_t)(link->step - fragment->push.head.step);
         fragment->tokens -= fragment->push.head.tokens;
@@ -245,6 +248,8 @@ void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
         wk_push_dropped(link, p);
         return;
     }
+    wk_link_trace(link, "snapshot", p, push->head.base_version, push->head.round, push->head.steps, NULL);
+    push->head.trace = link->trace.made;
     push->state = WK_PUSH_READY;
     push->order = ++link->push_order;
     const struct dl_wire_pull *pull = &fragment->pull;

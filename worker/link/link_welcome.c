@@ -111,6 +111,7 @@ void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const s
     wk_note(link, 1, "joined shard %u as learner=%u admission=%llu epoch=%llu fragments=%u", shard, welcome->learner,
             (unsigned long long)welcome->admission, (unsigned long long)welcome->epoch, welcome->fragment_count);
     take_settings(link, conn, welcome);
+    wk_trace_welcomed(link, conn, welcome->trace_acked);
     wk_conn_move(link, shard, WK_CONN_READY);
     conn->epoch = welcome->epoch;
     conn->heard_ns = now_ns;

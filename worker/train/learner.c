@@ -2,9 +2,13 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/log.h"
+#include "common/mem.h"
 #include "worker/train/session.h"
 #include "worker/train/stop.h"
 #include "worker/train/trainer.h"
@@ -41,6 +45,29 @@ static enum dl_exit ended(int code, const struct diloco_error *error)
         dl_error("over: %s", error->text);
     }
     return wk_exit_of_diloco(code);
+}
+
+/* In the tape, so that the run can be replayed. */
+static void note(struct learner *l, const char *kind, uint64_t a, uint64_t b, uint64_t c, const char *text)
+{
+    struct diloco_error error;
+    if (diloco_note(l->session.diloco, kind, a, b, c, text, &error) != DILOCO_CONTINUE) {
+        dl_warn("not in the tape kind=%s error=\"%s\"", kind, error.text);
+    }
+}
+
+/* What the first step depends on, beside the parameters. */
+static void note_start(struct learner *l)
+{
+    char text[DL_ERR_TEXT_MAX];
+    DL_AUTO_FREE char *spec = NULL;
+    struct dl_err err;
+    struct wk_dataset_view data;
+    wk_dataset_view(wk_trainer_dataset(l->trainer), &data);
+    uint64_t hash = dl_spec_to_json(l->session.spec, &spec, &err) == DL_OK ? dl_hash64(spec, strlen(spec), 0) : 0;
+    snprintf(text, sizeof text, "spec=%016" PRIx64 " sequences=%" PRIu64 " place=%" PRIu64 " cursor=%" PRIu64, hash,
+             data.training_sequences, wk_trainer_place(l->trainer), wk_trainer_cursor(l->trainer));
+    note(l, "start", l->info.learner, l->info.tokens_all, l->info.ensemble_step, text);
 }
 
 static enum dl_rc prepare(struct learner *l, struct dl_err *err)
@@ -98,6 +125,7 @@ static void count(struct learner *l, const struct wk_trainer_step *step)
         p->losses++;
     }
     if (wk_trainer_hear(l->trainer, l->info.tokens_all)) {
+        note(l, "schedule", wk_trainer_place(l->trainer), l->info.tokens_all, 0, NULL);
         dl_info("schedule moved step=%" PRIu64 " place=%" PRIu64 " tokens_all=%" PRIu64, l->info.step,
                 wk_trainer_place(l->trainer), l->info.tokens_all);
     }
@@ -107,6 +135,7 @@ static enum dl_exit leave(struct learner *l)
 {
     struct diloco_error error;
     dl_info("asked to leave step=%" PRIu64, l->info.step);
+    note(l, "uncounted", 1, 0, 0, NULL); /* The step that was just made: what is pushed now holds it. */
     if (diloco_leave(l->session.diloco, 1, l->session.args->grace_seconds * LEAVE_SHARE, "signal", &error) < 0) {
         dl_warn("goodbye incomplete: %s", error.text);
     }
@@ -154,6 +183,7 @@ static enum dl_exit run(struct learner *l)
     dl_info("joined learner=%u ensemble_step=%" PRIu64 " tokens_all=%" PRIu64 " place=%" PRIu64 " cursor=%" PRIu64,
             l->info.learner, l->info.ensemble_step, l->info.tokens_all, wk_trainer_place(l->trainer),
             wk_trainer_cursor(l->trainer));
+    note_start(l);
     return train(l);
 }
 

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "worker/train/stop.h"
+#include "worker/train/trainer.h"
 
 static enum dl_rc read_token(const char *path, char **token, struct dl_err *err)
 {
@@ -71,6 +72,8 @@ int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk
                     struct diloco_error *error)
 {
     const struct wk_args *args = session->args;
+    char trainer[WK_TRAINER_NAME_MAX];
+    wk_trainer_name(trainer);
     struct diloco_options options = {
         .struct_size = sizeof options,
         .job = session->spec->name,
@@ -83,6 +86,7 @@ int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk
         .uid = args->uid,
         .role = role,
         .join_timeout_seconds = session->spec->sync.join_timeout_seconds,
+        .trainer = trainer,
         .log = log_line,
     };
     int code = diloco_open(&options, &session->diloco, error);

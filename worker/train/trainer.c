@@ -1,10 +1,14 @@
 #include "worker/train/trainer.h"
 
 #include <assert.h>
+#include <cblas.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
+#include "common/isa.h"
 #include "common/mem.h"
 #include "worker/data/data_stream.h"
 #include "worker/model/adamw.h"
@@ -14,6 +18,9 @@
 /* Copies of the parameters that libdiloco may hold: the base, two received versions, and pushes, whose codec may be
  * none. */
 #define LINK_COPIES 4
+
+/* Grows when the same inputs give other bits than before. */
+#define TRAINER_REVISION 1
 
 struct wk_trainer {
     const struct dl_spec *spec;
@@ -119,6 +126,19 @@ void wk_trainer_free(struct wk_trainer *trainer)
     free(trainer->tokens);
     free(trainer->targets);
     free(trainer);
+}
+
+void wk_trainer_name(char out[WK_TRAINER_NAME_MAX])
+{
+    char blas[40];
+    snprintf(blas, sizeof blas, "%s", openblas_get_config()); /* "OpenBLAS 0.3.21 ..." */
+    char *end = strchr(blas, ' ');
+    end = end == NULL ? NULL : strchr(end + 1, ' ');
+    if (end != NULL) {
+        *end = 0;
+    }
+    snprintf(out, WK_TRAINER_NAME_MAX, "builtin %d, %s %s, %s", TRAINER_REVISION, blas, openblas_get_corename(),
+             dl_isa_name(dl_isa_current()));
 }
 
 struct wk_model *wk_trainer_model(struct wk_trainer *trainer)

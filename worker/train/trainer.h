@@ -37,6 +37,10 @@ DL_MUST_CHECK enum dl_rc wk_trainer_new(const struct dl_spec *spec, uint32_t thr
                                         struct dl_err *err);
 void wk_trainer_free(struct wk_trainer *trainer); /* NULL is fine. */
 
+#define WK_TRAINER_NAME_MAX 96
+/* What computes: its results' bits are a function of this and of its inputs, on any number of threads. */
+void wk_trainer_name(char out[WK_TRAINER_NAME_MAX]);
+
 struct wk_model *wk_trainer_model(struct wk_trainer *trainer); /* Borrowed. */
 const struct wk_dataset *wk_trainer_dataset(const struct wk_trainer *trainer);
 

@@ -17,9 +17,10 @@ import ssl
 import struct
 import time
 
-HELLO, WELCOME, REFUSE, META, PULL, PUSH, PUSH_NONE, CHUNK, RESULT, UPDATE, EVALUATION, HEARTBEAT, GOODBYE, STOP = range(1, 15)
+HELLO, WELCOME, REFUSE, META, PULL, PUSH, PUSH_NONE, CHUNK, RESULT, UPDATE, EVALUATION, HEARTBEAT, GOODBYE, STOP, TRACE = \
+    range(1, 16)
 NAMES = ["", "hello", "welcome", "refuse", "meta", "pull", "push", "push_none", "chunk", "result", "update", "evaluation",
-         "heartbeat", "goodbye", "stop"]
+         "heartbeat", "goodbye", "stop", "trace"]
 VERDICTS = ["accepted", "late", "duplicate", "stale_base", "not_finite", "norm", "checksum", "malformed", "unknown_round",
             "layout_mismatch", "below_quorum", "aborted", "nothing"]
 REFUSALS = {1: "version", 2: "job", 3: "layout", 4: "full", 5: "shard", 6: "superseded", 7: "finished", 8: "malformed"}
@@ -37,22 +38,22 @@ def hash64(data, seed=0):
     return _xxhash.XXH3_64bits_withSeed(bytes(data), len(data), seed)
 
 
-# Field lists as in the wire table: (name, struct code), "s" a text, "F" fragments, "T" tensors.
+# Field lists as in the wire table: (name, struct code), "s" a text, "F" fragments, "T" tensors, "E" entries of the tape.
 FIELDS = {
-    HELLO: [("role", "B"), ("learner", "i"), ("nonce", "Q"), ("uid", "s"), ("job", "s"), ("shard", "I"), ("step", "Q"),
-            ("tokens", "Q"), ("fragments", "F"), ("tensors", "T")],
+    HELLO: [("role", "B"), ("learner", "i"), ("nonce", "Q"), ("uid", "s"), ("job", "s"), ("trainer", "s"),
+            ("shard", "I"), ("step", "Q"), ("tokens", "Q"), ("fragments", "F"), ("tensors", "T")],
     WELCOME: [("learner", "I"), ("admission", "Q"), ("epoch", "Q"), ("shard", "I"), ("shards", "I"), ("fragments_total", "I"),
               ("layout", "B"), ("layout_hash", "Q"), ("compression", "B"), ("broadcast_compression", "B"), ("apply", "B"),
               ("apply_alpha", "f"), ("heartbeat_ms", "I"), ("timeout_ms", "I"), ("step", "Q"), ("tokens", "Q"),
               ("token_budget", "Q"), ("learners", "I"), ("pull_within_steps", "I"), ("update_within_steps", "I"),
-              ("wait_ms", "I"), ("fragments", "F")],
+              ("wait_ms", "I"), ("trace_acked", "Q"), ("fragments", "F")],
     REFUSE: [("code", "H"), ("text", "s")],
     META: [("step", "Q"), ("tokens", "Q"), ("loss", "f"), ("step_ns", "Q"), ("busy_ns", "Q"), ("waited_ns", "Q"),
            ("fragments", "F")],
     PULL: [("round", "Q"), ("fragment", "I"), ("version", "Q"), ("flags", "I"), ("pull_within_steps", "I"),
-           ("update_within_steps", "I"), ("wait_ms", "I")],
+           ("update_within_steps", "I"), ("wait_ms", "I"), ("trace_acked", "Q")],
     PUSH: [("transfer", "Q"), ("round", "Q"), ("fragment", "I"), ("base_version", "Q"), ("step", "Q"), ("steps", "I"),
-           ("tokens", "Q"), ("codec", "B"), ("bytes", "Q")],
+           ("tokens", "Q"), ("codec", "B"), ("bytes", "Q"), ("trace", "Q")],
     PUSH_NONE: [("round", "Q"), ("fragment", "I"), ("reason", "B")],
     RESULT: [("round", "Q"), ("fragment", "I"), ("verdict", "B")],
     UPDATE: [("transfer", "Q"), ("fragment", "I"), ("version", "Q"), ("round", "Q"), ("codec", "B"), ("bytes", "Q"),
@@ -61,7 +62,10 @@ FIELDS = {
     HEARTBEAT: [("sequence", "Q"), ("step", "Q"), ("tokens", "Q")],
     GOODBYE: [("preempted", "B"), ("text", "s")],
     STOP: [("result", "B"), ("text", "s")],
+    TRACE: [("position", "Q"), ("nonce", "Q"), ("uid", "s"), ("entries", "E")],
 }
+ENTRY = [("seq", "Q"), ("step", "Q"), ("fragment", "I"), ("a", "Q"), ("b", "Q"), ("c", "Q"), ("kind", "s"), ("text", "s")]
+DEFAULTS = {"trainer": "", "trace": 0, "trace_acked": 0, "text": "", "fragment": 0xffffffff, "a": 0, "b": 0, "c": 0}
 
 
 def encode_tensors(tensors):
@@ -76,14 +80,20 @@ def encode_tensors(tensors):
 
 
 def encode_fields(kind, values):
+    return encode_list(FIELDS[kind], values)
+
+
+def encode_list(fields, values):
     out = b""
-    for name, code in FIELDS[kind]:
-        value = values[name]
+    for name, code in fields:
+        value = values[name] if name in values else DEFAULTS[name]
         if code == "s":
             out += struct.pack("<H", len(value.encode())) + value.encode()
         elif code == "F":
             out += struct.pack("<I", len(value))
             out += b"".join(struct.pack("<IQQIQ", *fragment) for fragment in value)
+        elif code == "E":
+            out += struct.pack("<I", len(value)) + b"".join(encode_list(ENTRY, entry) for entry in value)
         elif code == "T":
             out += struct.pack("<I", len(value)) + value
         else:
@@ -110,7 +120,7 @@ def decode_fields(kind, payload):
     return values
 
 
-def frame(kind, payload, version=1, magic=b"DLC1", claimed=None, checksum=None):
+def frame(kind, payload, version=2, magic=b"DLC1", claimed=None, checksum=None):
     """One protocol message; the arguments after `payload` make it a wrong one."""
     head = magic + struct.pack("<BBHII", version, kind, 0, len(payload) if claimed is None else claimed, 0)
     seed = hash64(head)
@@ -229,7 +239,7 @@ class Client:
             data = self.receive_frame()
             kind, size = data[5], struct.unpack_from("<I", data, 8)[0]
             payload = data[24:]
-            assert data[:5] == b"DLC1\x01" and size == len(payload)
+            assert data[:5] == b"DLC1\x02" and size == len(payload)
             if kind == CHUNK:
                 assert data == frame(CHUNK, payload), "chunk checksum"
                 update = self._chunk(payload)
