@@ -118,9 +118,7 @@ static void put_rules(struct dl_buf *out, unsigned depth, const char *at, bool f
 static void put_bounds(struct dl_buf *out, unsigned depth, const struct dl_field *field)
 {
     line(out, depth, "minimum: %.15g", field->min);
-    if (field->max < 4e18) {
-        line(out, depth, "maximum: %.15g", field->max);
-    }
+    line(out, depth, "maximum: %.15g", field->max);
 }
 
 static void put_pattern(struct dl_buf *out, unsigned depth, void (*put)(struct dl_buf *out, double bound), double bound)

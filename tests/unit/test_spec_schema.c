@@ -84,7 +84,7 @@ static void check_field(const struct dl_node *schema, const struct dl_field *fie
                       field->type == DL_FIELD_U64 || field->type == DL_FIELD_I64 || field->type == DL_FIELD_COUNT;
     if (is_bounded) {
         CU_ASSERT_DOUBLE_EQUAL(strtod(text_of(node, "minimum"), NULL), field->min, 0);
-        CU_ASSERT(field->max > 4e18 || strtod(text_of(node, "maximum"), NULL) == field->max);
+        CU_ASSERT_DOUBLE_EQUAL(strtod(text_of(node, "maximum"), NULL), field->max, 0);
     }
     const struct dl_node *preset = dl_node_get(node, "default");
     bool is_open = field->preset == NULL || strcmp(field->path, "learners.replicas") == 0;
