@@ -9,6 +9,7 @@
 #   make sanitize       unit tests under address, undefined and thread sanitizers
 #   make test-compat    open our weights in transformers (own venv from PyPI, 5.6 GB)
 #   make bench          benchmarks, compared with yardsticks in the same run; figures in build/results/
+#   make bench-operator the operator against 1,000 jobs and 10,000 pods in a real API server (root)
 #   make bench-deps     PyTorch as the trainer's yardstick (the same venv)
 #   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
 #   make lint           formatting, static analysis, include rules, banned calls
@@ -78,7 +79,7 @@ INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/t
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
 .PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest manifests \
-  images test-cluster demo-cluster install clean FORCE
+  bench-operator images test-cluster demo-cluster install clean FORCE
 all: programs library
 programs: $(PROGRAMS)
 library: $(BUILD)/lib/libdiloco.a $(BUILD)/lib/libdiloco.so
@@ -193,6 +194,10 @@ bench: programs library $(BENCH_BIN)
 	@mkdir -p build/results
 	@for bench in $(BENCH_BIN); do echo "== $$(basename $$bench)"; $$bench || exit 1; done
 	@tests/bench/collect.py build/results
+
+bench-operator: programs
+	@tests/deps.sh build test cluster
+	@/usr/bin/python3 tests/cluster/bench/run_operator.py --build $(BUILD)
 
 experiment experiment-long: programs
 	@tests/deps.sh build demo test

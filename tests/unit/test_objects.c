@@ -43,8 +43,8 @@ static const cJSON *at(const cJSON *tree, const char *path)
             path += length;
         }
         path += *path == '.' ? 1 : 0;
-        tree =
-            cJSON_IsArray(tree) ? cJSON_GetArrayItem(tree, atoi(part)) : cJSON_GetObjectItemCaseSensitive(tree, part);
+        tree = cJSON_IsArray(tree) ? cJSON_GetArrayItem(tree, (int)strtol(part, NULL, 10))
+                                   : cJSON_GetObjectItemCaseSensitive(tree, part);
     }
     return tree;
 }
