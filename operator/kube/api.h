@@ -68,7 +68,7 @@ DL_MUST_CHECK enum dl_rc op_api_delete(struct op_client *client, const struct op
 DL_MUST_CHECK enum dl_rc op_fetch(struct op_client *client, const char *url, int64_t timeout_ms, size_t bytes_max,
                                   struct op_reply_to to, struct dl_err *err);
 
-/* The same through the API server: GET .../pods/POD:PORT/proxy/PATH. */
+/* The same through the API server: GET .../pods/POD:PORT/proxy/PATH; `path` is one segment ("status"). One try. */
 DL_MUST_CHECK enum dl_rc op_api_pod_proxy(struct op_client *client, const char *space, const char *pod, uint16_t port,
                                           const char *path, int64_t timeout_ms, struct op_reply_to to,
                                           struct dl_err *err);

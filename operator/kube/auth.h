@@ -14,7 +14,6 @@
 
 #define OP_AUTH_REREAD_MS 45000
 #define OP_AUTH_EXEC_MS 30000
-#define OP_AUTH_EXEC_BYTES_MAX (1024 * 1024)
 
 struct op_auth; /* Opaque. */
 
@@ -34,8 +33,7 @@ void op_auth_reject(struct op_auth *auth);
 /* Changes whenever credentials changed: connections that were made with other certificates are not to be used. */
 uint64_t op_auth_generation(const struct op_auth *auth);
 
-/* Sets TLS and proxy options, and the Authorization header in front of `*headers`. Text is borrowed by `easy` until
- * the next check that changes the generation, the headers are copied. */
+/* Sets TLS and proxy options, and the Authorization header in front of `*headers` (the caller's). Everything is copied. */
 DL_MUST_CHECK enum dl_rc op_auth_apply(const struct op_auth *auth, CURL *easy, struct curl_slist **headers,
                                        struct dl_err *err);
 

@@ -59,7 +59,6 @@ struct op_result {
     const char *reason; /* Of a Status object ("AlreadyExists", "Forbidden", ...); "" when there is none. */
     const char *message;
     int64_t retry_after_ns; /* 0: the server named none. */
-    int64_t wall_ns;        /* Server's Date header as nanoseconds since 1970; 0: none. */
     struct dl_err err;      /* "PATCH /api/v1/...: 403 Forbidden: <message>" */
 };
 
@@ -92,7 +91,7 @@ struct op_request {
 DL_MUST_CHECK enum dl_rc op_client_new(struct op_loop *loop, const struct op_config *config,
                                        const struct op_client_options *options, struct op_client **out,
                                        struct dl_err *err);
-/* Ends everything without calling `done`. NULL is fine. */
+/* Ends everything without calling `done`. Not within one of its callbacks. NULL is fine. */
 void op_client_free(struct op_client *client);
 
 struct op_loop *op_client_loop(const struct op_client *client);

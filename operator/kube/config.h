@@ -53,6 +53,8 @@ DL_MUST_CHECK enum dl_rc op_config_load(const char *kubeconfig, const char *cont
  * environment. */
 DL_MUST_CHECK enum dl_rc op_config_in_cluster(const char *folder, struct op_config *out, struct dl_err *err);
 
+/* DL_ENOMEM. */
+DL_MUST_CHECK enum dl_rc op_config_copy(const struct op_config *config, struct op_config *out, struct dl_err *err);
 void op_config_release(struct op_config *config);
 
 #endif

@@ -42,8 +42,7 @@ void op_queue_done(struct op_queue *queue, const char *key, int64_t now_ns);
 
 /* When something is due: a time past means now; INT64_MAX: nothing waits. */
 int64_t op_queue_next_ns(const struct op_queue *queue);
-size_t
-op_queue_depth(const struct op_queue *queue); /* Keys that are due and wait, and those that wait for later are not. */
+size_t op_queue_depth(const struct op_queue *queue); /* Keys that wait for now; those for later do not count. */
 
 /* workqueue_depth, workqueue_adds_total, workqueue_retries_total, workqueue_queue_duration_seconds,
  * workqueue_work_duration_seconds, workqueue_unfinished_work_seconds, workqueue_longest_running_processor_seconds,

@@ -1,0 +1,622 @@
+/* op_client and op_api against a server that answers by script: what other clients fell into. */
+#include "tests/unit/fake_tls.h"
+#include "tests/unit/kube_rig.h"
+
+#define POD_PATH "/api/v1/namespaces/a/pods/x"
+#define POD_TEXT                                                                                                       \
+    "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"x\",\"namespace\":\"a\"},\"spec\":{\"n\":1}}"
+
+static enum dl_rc get(struct rig *rig, struct rig_answer *answer)
+{
+    struct op_ref ref = RIG_POD("x");
+    enum dl_rc rc = op_api_get(rig->client, &ref, rig_to(answer), NULL);
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    CU_ASSERT_EQUAL(answer->calls, 0); /* Never within the call. */
+    CU_ASSERT_TRUE_FATAL(RIG_UNTIL(rig, answer->calls > 0));
+    return answer->rc;
+}
+
+static enum dl_rc create(struct rig *rig, struct rig_answer *answer)
+{
+    struct op_ref ref = RIG_POD("x");
+    enum dl_rc rc = op_api_create(rig->client, &ref, POD_TEXT, rig_to(answer), NULL);
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    CU_ASSERT_TRUE_FATAL(RIG_UNTIL(rig, answer->calls > 0));
+    return answer->rc;
+}
+
+static void test_verbs(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct op_ref ref = RIG_POD("x");
+    rig_start(&rig);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_ENOTFOUND);
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_EEXISTS); /* Deterministic names: a repeat is 409. */
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"uid\""));
+
+    /* Apply: only what is in the text changes, and fields that nobody here knows stay. */
+    fake_api_patch(rig.api, POD_PATH, "{\"spec\":{\"unknown\":{\"deep\":[1,2,3]}}}");
+    const char *applied = "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"x\"},\"spec\":{\"n\":2}}";
+    CU_ASSERT_EQUAL(op_api_apply(rig.client, &ref, applied, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_OK);
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"deep\":[1,2,3]"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"n\":2"));
+    CU_ASSERT_EQUAL(fake_api_requests(rig.api, "PATCH", "fieldManager=diloco-operator&force=true"), 1);
+
+    struct op_ref status = ref;
+    status.subresource = "status";
+    CU_ASSERT_EQUAL(
+        op_api_merge_patch(rig.client, &status, "{\"status\":{\"s\":7},\"spec\":{\"n\":9}}", rig_to(&answer), NULL),
+        DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"s\":7"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"n\":2")); /* Through its subresource the status alone changes. */
+
+    const char *steps =
+        "[{\"op\":\"test\",\"path\":\"/spec/n\",\"value\":2},{\"op\":\"replace\",\"path\":\"/spec/n\",\"value\":3}]";
+    CU_ASSERT_EQUAL(op_api_json_patch(rig.client, &ref, steps, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "\"n\":3"));
+    rig_stop(&rig);
+}
+
+/* Zero taken for absent: replicas 0 is sent. */
+static void test_scale_to_zero(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct op_ref ref = {.resource = &op_res_stateful_sets, .space = "a", .name = "s"};
+    rig_start(&rig);
+    fake_api_put(rig.api, "/apis/apps/v1/namespaces/a/statefulsets/s", "{\"spec\":{\"replicas\":3}}");
+    CU_ASSERT_EQUAL(op_api_scale(rig.client, &ref, 0, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_OK);
+    CU_ASSERT_STRING_EQUAL(rig.api->last_body, "{\"spec\":{\"replicas\":0}}");
+    CU_ASSERT_EQUAL(fake_api_requests(rig.api, "PATCH", "/statefulsets/s/scale"), 1);
+    cJSON *json = fake_api_get(rig.api, "/apis/apps/v1/namespaces/a/statefulsets/s");
+    cJSON *spec = cJSON_GetObjectItem(json, "spec");
+    CU_ASSERT_EQUAL(cJSON_GetObjectItem(spec, "replicas")->valueint, 0);
+    cJSON_Delete(json);
+    rig_stop(&rig);
+}
+
+static void test_update_conflict_and_delete(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct op_ref ref = RIG_POD("x");
+    rig_start(&rig);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    const char *stale = "{\"metadata\":{\"name\":\"x\",\"resourceVersion\":\"1\"},\"spec\":{}}";
+    CU_ASSERT_EQUAL(op_api_update(rig.client, &ref, stale, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_ECONFLICT);
+
+    /* Another pod of the same name is not the one that was meant. */
+    struct op_delete_options other = {.uid = "not-this-one", .grace_seconds = -1};
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &ref, &other, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_ECONFLICT);
+
+    struct op_delete_options now = {.grace_seconds = 0, .propagation = "Background"};
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &ref, &now, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_OK);
+    CU_ASSERT_PTR_NOT_NULL(strstr(rig.api->last_body, "\"gracePeriodSeconds\":0"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(rig.api->last_body, "\"propagationPolicy\":\"Background\""));
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &ref, NULL, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_ENOTFOUND);
+    CU_ASSERT_PTR_NULL(strstr(rig.api->last_body, "gracePeriodSeconds"));
+    rig_stop(&rig);
+}
+
+/* An empty name would address the whole collection. */
+static void test_refuses_empty_names(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct dl_err err;
+    rig_start(&rig);
+    struct op_ref no_name = RIG_POD(""), no_space = {.resource = &op_res_pods, .name = "x"}, dots = RIG_POD("..");
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &no_name, NULL, rig_to(&answer), &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &no_space, NULL, rig_to(&answer), &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(op_api_delete(rig.client, &dots, NULL, rig_to(&answer), &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(op_api_create(rig.client, &no_space, POD_TEXT, rig_to(&answer), &err), DL_EINVAL);
+    CU_ASSERT_EQUAL(op_client_pending(rig.client), 0);
+    CU_ASSERT_EQUAL(fake_api_requests(rig.api, NULL, NULL), 0);
+    rig_stop(&rig);
+}
+
+/* Every status becomes its own class, and none but 2xx is a success. K6 rests on this. */
+static void test_every_status(void)
+{
+    static const struct {
+        int status;
+        const char *reason;
+        enum dl_rc rc;
+    } rows[] = {
+        {400, "BadRequest", DL_EINVAL},
+        {401, "Unauthorized", DL_EDENIED},
+        {403, "Forbidden", DL_EDENIED},
+        {404, "NotFound", DL_ENOTFOUND},
+        {405, "MethodNotAllowed", DL_EINVAL},
+        {408, "Timeout", DL_ETIMEOUT},
+        {409, "AlreadyExists", DL_EEXISTS},
+        {409, "Conflict", DL_ECONFLICT},
+        {410, "Gone", DL_EGONE},
+        {413, "TooLarge", DL_EINVAL},
+        {415, "UnsupportedMediaType", DL_EINVAL},
+        {422, "Invalid", DL_EINVAL},
+        {429, "TooManyRequests", DL_ETIMEOUT},
+        {500, "InternalError", DL_ENET},
+        {502, "", DL_ENET},
+        {503, "ServiceUnavailable", DL_ENET},
+        {504, "Timeout", DL_ETIMEOUT},
+        {400, "Expired", DL_EGONE},
+        {301, "", DL_EPROTO},
+    };
+    struct rig rig;
+    rig_start(&rig);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    for (size_t i = 0; i < DL_COUNT_OF(rows); i++) {
+        struct rig_answer answer;
+        fake_api_fault(rig.api,
+                       (struct fake_fault){
+                           .status = rows[i].status, .reason = rows[i].reason, .message = "why it was", .times = -1});
+        struct op_request request = {.method = "GET", .path = POD_PATH, .is_once = true};
+        struct op_reply_to to = rig_to(&answer);
+        request.done = to.done;
+        request.context = to.context;
+        CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+        CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+        CU_ASSERT_EQUAL(answer.rc, rows[i].rc);
+        CU_ASSERT_EQUAL(answer.status, rows[i].status);
+        CU_ASSERT_STRING_EQUAL(answer.reason, rows[i].reason);
+        CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, "why it was"));
+        CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, "GET " POD_PATH));
+        fake_api_clear_faults(rig.api);
+    }
+    struct rig_answer answer;
+    fake_api_fault(rig.api, (struct fake_fault){.status = 403,
+                                                .reason = "Forbidden",
+                                                .message = "pods is forbidden: exceeded quota: small"});
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_EDENIED);
+    CU_ASSERT_TRUE(answer.is_quota);
+    rig_stop(&rig);
+}
+
+/* 429 and 5xx with Retry-After are waited out, and nothing is lost or done twice. */
+static void test_retries_by_cause(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    rig_start(&rig);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    fake_api_fault(rig.api, (struct fake_fault){.status = 429, .reason = "TooManyRequests", .times = 2});
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(answer.tries, 3);
+    fake_api_fault(rig.api, (struct fake_fault){.status = 500, .times = 1});
+    fake_api_fault(rig.api, (struct fake_fault){.kind = FAKE_CLOSE, .times = 1});
+    fake_api_fault(rig.api, (struct fake_fault){.kind = FAKE_SHORT, .times = 1});
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT(answer.tries >= 3);
+    int64_t start_ns = dl_now_ns();
+    fake_api_fault(rig.api, (struct fake_fault){.status = 503, .retry_after_s = 1});
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT(dl_now_ns() - start_ns >= DL_NS_PER_SECOND);
+
+    /* A POST whose fate is unknown is not repeated; one that was refused for load is. */
+    fake_api_remove(rig.api, POD_PATH);
+    fake_api_fault(rig.api, (struct fake_fault){.method = "POST", .status = 500});
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_ENET);
+    CU_ASSERT_EQUAL(answer.tries, 1);
+    fake_api_fault(rig.api, (struct fake_fault){.method = "POST", .status = 429});
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(answer.tries, 2);
+    rig_stop(&rig);
+}
+
+/* A transport failure is never taken for an empty success. */
+static void test_transport_failures(void)
+{
+    struct rig rig;
+    rig_start(&rig);
+    static const enum fake_fault_kind kinds[] = {FAKE_CLOSE, FAKE_SHORT};
+    for (size_t i = 0; i < DL_COUNT_OF(kinds); i++) {
+        struct rig_answer answer;
+        fake_api_fault(rig.api, (struct fake_fault){.kind = kinds[i], .times = -1});
+        struct op_reply_to to = rig_to(&answer);
+        struct op_request request = {
+            .method = "GET", .path = POD_PATH, .is_once = true, .done = to.done, .context = to.context};
+        CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+        CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+        CU_ASSERT_EQUAL(answer.rc, DL_ENET);
+        CU_ASSERT_NOT_EQUAL(answer.transport, 0);
+        fake_api_clear_faults(rig.api);
+    }
+    /* No answer at all: the deadline ends it. */
+    struct rig_answer answer;
+    fake_api_fault(rig.api, (struct fake_fault){.kind = FAKE_STALL, .times = -1});
+    struct op_reply_to to = rig_to(&answer);
+    struct op_request request = {
+        .method = "GET", .path = POD_PATH, .timeout_ms = 300, .done = to.done, .context = to.context};
+    CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_ETIMEOUT);
+    rig_stop(&rig);
+}
+
+static void test_server_down_then_up(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct fake_api *down = fake_api_start(NULL);
+    struct op_config config = fake_api_config(down);
+    config.server = strdup(config.server);
+    fake_api_stop(down); /* Its port answers nobody now. */
+    rig.api = fake_api_start(NULL);
+    rig_start_with(&rig, &config, NULL);
+    free(config.server);
+    struct op_reply_to to = rig_to(&answer);
+    struct op_request request = {.method = "POST",
+                                 .path = "/api/v1/namespaces/a/pods",
+                                 .body = POD_TEXT,
+                                 .size = strlen(POD_TEXT),
+                                 .timeout_ms = 1500,
+                                 .done = to.done,
+                                 .context = to.context};
+    CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_ENET);
+    CU_ASSERT(answer.tries >= 2); /* A refused connection had no effect: even a POST is tried again. */
+    rig_stop(&rig);
+}
+
+static void test_one_connection_is_reused(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    rig_start(&rig);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    for (int i = 0; i < 50; i++) {
+        CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    }
+    CU_ASSERT_EQUAL(fake_api_connections(rig.api), 1);
+    rig_stop(&rig);
+}
+
+static void test_bounds_and_rate(void)
+{
+    struct rig rig;
+    rig.api = fake_api_start(NULL);
+    struct op_config config = fake_api_config(rig.api);
+    struct op_client_options options = {.qps = 100, .burst = 10, .in_flight_max = 3};
+    rig_start_with(&rig, &config, &options);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    struct rig_answer answers[40];
+    struct op_ref ref = RIG_POD("x");
+    int64_t start_ns = dl_now_ns();
+    for (size_t i = 0; i < DL_COUNT_OF(answers); i++) {
+        CU_ASSERT_EQUAL(op_api_get(rig.client, &ref, rig_to(&answers[i]), NULL), DL_OK);
+    }
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, op_client_pending(rig.client) == 0));
+    /* 10 at once, 30 more at 100 a second. */
+    CU_ASSERT(dl_now_ns() - start_ns >= 280 * DL_NS_PER_MS);
+    CU_ASSERT(fake_api_connections(rig.api) <= 3);
+    /* No more than the limit may wait. */
+    enum dl_rc rc = DL_OK;
+    uint32_t sent = 0;
+    while (rc == DL_OK && sent <= OP_CLIENT_WAITING_MAX) {
+        rc = op_api_get(rig.client, &ref, (struct op_reply_to){NULL, NULL, NULL}, NULL);
+        sent += rc == DL_OK;
+    }
+    CU_ASSERT_EQUAL(rc, DL_ENOMEM);
+    CU_ASSERT_EQUAL(sent, OP_CLIENT_WAITING_MAX);
+    rig_stop(&rig); /* With all of them waiting. */
+}
+
+static void test_cancel(void)
+{
+    struct rig rig;
+    struct rig_answer answer, other;
+    uint64_t id = 0;
+    rig_start(&rig);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    fake_api_fault(rig.api, (struct fake_fault){.kind = FAKE_STALL});
+    struct op_reply_to to = rig_to(&answer);
+    to.id = &id;
+    struct op_ref ref = RIG_POD("x");
+    CU_ASSERT_EQUAL(op_api_get(rig.client, &ref, to, NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, fake_api_requests(rig.api, "GET", NULL) == 1));
+    op_client_cancel(rig.client, id);
+    op_client_cancel(rig.client, id); /* Twice is fine. */
+    CU_ASSERT_EQUAL(op_client_pending(rig.client), 0);
+    CU_ASSERT_EQUAL(get(&rig, &other), DL_OK);
+    CU_ASSERT_EQUAL(answer.calls, 0);
+    rig_stop(&rig);
+}
+
+static bool guard_open;
+static bool may_write(void *context)
+{
+    (void)context;
+    return guard_open;
+}
+
+/* K9: without the lease nothing is written, waiting and in flight included; reading goes on. */
+static void test_guard(void)
+{
+    struct rig rig;
+    struct rig_answer answer, waiting;
+    rig_start(&rig);
+    op_client_set_guard(rig.client, may_write, NULL);
+    guard_open = false;
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_EDENIED);
+    CU_ASSERT_EQUAL(answer.status, 0);
+    CU_ASSERT_EQUAL(fake_api_requests(rig.api, "POST", NULL), 0);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_ENOTFOUND);
+    guard_open = true;
+    fake_api_fault(rig.api, (struct fake_fault){.method = "POST", .kind = FAKE_STALL});
+    struct op_ref ref = RIG_POD("x");
+    CU_ASSERT_EQUAL(op_api_create(rig.client, &ref, POD_TEXT, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, fake_api_requests(rig.api, "POST", NULL) == 1));
+    CU_ASSERT_EQUAL(op_api_create(rig.client, &ref, POD_TEXT, rig_to(&waiting), NULL), DL_OK);
+    guard_open = false;
+    op_client_abort_writes(rig.client);
+    CU_ASSERT_EQUAL(answer.calls, 1);
+    CU_ASSERT_EQUAL(answer.rc, DL_EDENIED);
+    CU_ASSERT_EQUAL(waiting.calls, 1);
+    CU_ASSERT_EQUAL(waiting.rc, DL_EDENIED);
+    CU_ASSERT_EQUAL(fake_api_count(rig.api, "/api/v1/pods", NULL), 0);
+    rig_stop(&rig);
+}
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* A token read once expires: it is read again, at once after a 401. */
+static void test_token_is_read_again(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    char folder[] = "/tmp/kube-token-XXXXXX", path[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/token", folder);
+    write_text(path, "first\n");
+    rig.api = fake_api_start(NULL);
+    fake_api_set_token(rig.api, "first");
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    struct op_config config = fake_api_config(rig.api);
+    config.token_file = path;
+    rig_start_with(&rig, &config, NULL);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_STRING_EQUAL(rig.api->last_authorization, "Bearer first");
+    write_text(path, "second\n");
+    fake_api_set_token(rig.api, "second");
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(answer.tries, 2);
+    CU_ASSERT_STRING_EQUAL(rig.api->last_authorization, "Bearer second");
+    /* A POST too: a 401 had no effect. */
+    write_text(path, "third\n");
+    fake_api_set_token(rig.api, "third");
+    fake_api_remove(rig.api, POD_PATH);
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_OK);
+    /* A token that stays wrong is said, not tried for ever. */
+    fake_api_set_token(rig.api, "fourth");
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_EDENIED);
+    CU_ASSERT_EQUAL(answer.status, 401);
+    CU_ASSERT_EQUAL(answer.tries, 2);
+    rig_stop(&rig);
+    unlink(path);
+    rmdir(folder);
+}
+
+/* A credential plugin: its token is used, renewed after a 401, and its failures are told. */
+static void test_exec_plugin(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    char folder[] = "/tmp/kube-exec-XXXXXX", script[64], token[64], count[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
+    snprintf(script, sizeof script, "%s/plugin", folder);
+    snprintf(token, sizeof token, "%s/token", folder);
+    snprintf(count, sizeof count, "%s/count", folder);
+    write_text(
+        script,
+        "#!/bin/sh\n"
+        "echo x >> \"$2/count\"\n"
+        "case \"$KUBERNETES_EXEC_INFO\" in *client.authentication.k8s.io/v1*) ;; *) exit 3 ;; esac\n"
+        "[ \"$EXTRA\" = 'a value' ] || exit 4\n"
+        "printf '{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\","
+        "\"status\":{\"token\":\"%s\",\"expirationTimestamp\":\"2099-01-01T00:00:00Z\"}}' \"$(cat \"$2/token\")\"\n");
+    write_text(token, "plug-1");
+    rig.api = fake_api_start(NULL);
+    fake_api_set_token(rig.api, "plug-1");
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    struct op_config config = fake_api_config(rig.api);
+    config.exec = (struct op_exec){.command = (char *)(uintptr_t) "/bin/sh",
+                                   .args = {script, (char *)(uintptr_t) "-", folder},
+                                   .env = {(char *)(uintptr_t) "EXTRA=a value"},
+                                   .api_version = (char *)(uintptr_t) "client.authentication.k8s.io/v1"};
+    rig_start_with(&rig, &config, NULL);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    write_text(token, "plug-2");
+    fake_api_set_token(rig.api, "plug-2");
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(answer.tries, 2);
+    FILE *file = fopen(count, "r");
+    char line[16];
+    int runs = 0;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        runs++;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    CU_ASSERT_EQUAL(runs, 2); /* Not once a request. */
+    unlink(count);
+    rig_stop(&rig);
+
+    /* A plugin that fails, and one that is not there: requests end at their deadline and say why. */
+    static const char *const commands[] = {"/bin/false", "/nowhere/plugin"};
+    for (size_t i = 0; i < DL_COUNT_OF(commands); i++) {
+        rig.api = fake_api_start(NULL);
+        config = fake_api_config(rig.api);
+        config.exec = (struct op_exec){.command = (char *)(uintptr_t)commands[i],
+                                       .install_hint = (char *)(uintptr_t) "install it from there",
+                                       .api_version = (char *)(uintptr_t) "client.authentication.k8s.io/v1"};
+        rig_start_with(&rig, &config, NULL);
+        struct op_reply_to to = rig_to(&answer);
+        struct op_request request = {
+            .method = "GET", .path = POD_PATH, .timeout_ms = 700, .done = to.done, .context = to.context};
+        CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+        CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+        CU_ASSERT_EQUAL(answer.rc, DL_ETIMEOUT);
+        CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, commands[i]));
+        CU_ASSERT_EQUAL(fake_api_requests(rig.api, NULL, NULL), 0);
+        rig_stop(&rig);
+    }
+    unlink(script);
+    unlink(token);
+    rmdir(folder);
+}
+
+/* TLS: the server's certificate is checked against the CA, ours is shown, and a wrong CA or name is a failure. */
+static void test_tls(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    char folder[] = "/tmp/kube-tls-XXXXXX", ca[64], cert[64], key[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(folder));
+    fake_certificate(folder, "server", "IP:127.0.0.1");
+    fake_certificate(folder, "named", "DNS:kubernetes.default");
+    fake_certificate(folder, "client", "DNS:operator");
+    snprintf(ca, sizeof ca, "%s/server.pem", folder);
+    snprintf(cert, sizeof cert, "%s/client.pem", folder);
+    snprintf(key, sizeof key, "%s/client.key", folder);
+    SSL_CTX *tls = fake_server_tls(folder, "server", true);
+    rig.api = fake_api_start(tls);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    struct op_config config = fake_api_config(rig.api);
+    config.ca_file = ca;
+    config.cert_file = cert;
+    config.key_file = key;
+    rig_start_with(&rig, &config, NULL);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    CU_ASSERT_EQUAL(fake_api_connections(rig.api), 1);
+    op_client_free(rig.client);
+    op_loop_free(rig.loop);
+
+    /* Without our certificate, and with another CA: refused. */
+    struct op_config wrong[] = {config, config};
+    wrong[0].cert_file = wrong[0].key_file = NULL;
+    wrong[1].ca_file = cert;
+    for (size_t i = 0; i < DL_COUNT_OF(wrong); i++) {
+        rig_start_with(&rig, &wrong[i], NULL);
+        struct op_reply_to to = rig_to(&answer);
+        struct op_request request = {
+            .method = "GET", .path = POD_PATH, .is_once = true, .done = to.done, .context = to.context};
+        CU_ASSERT_EQUAL(op_client_send(rig.client, &request, NULL, NULL), DL_OK);
+        CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+        CU_ASSERT_EQUAL(answer.rc, DL_ENET);
+        CU_ASSERT_EQUAL(answer.status, 0);
+        op_client_free(rig.client);
+        op_loop_free(rig.loop);
+    }
+    fake_api_stop(rig.api);
+    SSL_CTX_free(tls);
+
+    /* A certificate for another name passes when that name is configured. */
+    tls = fake_server_tls(folder, "named", false);
+    rig.api = fake_api_start(tls);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    config = fake_api_config(rig.api);
+    snprintf(ca, sizeof ca, "%s/named.pem", folder);
+    config.ca_file = ca;
+    config.tls_server_name = (char *)(uintptr_t) "kubernetes.default";
+    rig_start_with(&rig, &config, NULL);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_OK);
+    rig_stop(&rig);
+    SSL_CTX_free(tls);
+    fake_certificate_remove(folder, "server");
+    fake_certificate_remove(folder, "named");
+    fake_certificate_remove(folder, "client");
+    rmdir(folder);
+}
+
+static void test_fetch_and_proxy(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    char url[128], long_text[3000];
+    rig.api = fake_api_start(NULL);
+    struct op_config config = fake_api_config(rig.api);
+    config.token = (char *)(uintptr_t) "secret";
+    rig_start_with(&rig, &config, NULL);
+    memset(long_text, 'x', sizeof long_text - 1);
+    long_text[sizeof long_text - 1] = 0;
+    snprintf(url, sizeof url, "%s/status", rig.api->url);
+    fake_api_fault(rig.api,
+                   (struct fake_fault){.part = "/status", .kind = FAKE_RAW, .message = "{\"phase\":\"Training\"}"});
+    CU_ASSERT_EQUAL(op_fetch(rig.client, url, 2000, 1000, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_OK);
+    CU_ASSERT_STRING_EQUAL(answer.body, "{\"phase\":\"Training\"}");
+    CU_ASSERT_STRING_EQUAL(rig.api->last_authorization, ""); /* Our token is not shown to others. */
+    fake_api_fault(rig.api, (struct fake_fault){.part = "/status", .kind = FAKE_RAW, .message = long_text});
+    CU_ASSERT_EQUAL(op_fetch(rig.client, url, 2000, 1000, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_EPROTO);
+    CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, "larger"));
+    fake_api_fault(rig.api,
+                   (struct fake_fault){.part = "/pods/p-0%3A7000/proxy/status", .kind = FAKE_RAW, .message = "{}"});
+    CU_ASSERT_EQUAL(op_api_pod_proxy(rig.client, "a", "p-0", 7000, "status", 2000, rig_to(&answer), NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, answer.calls > 0));
+    CU_ASSERT_EQUAL(answer.rc, DL_OK);
+    CU_ASSERT_STRING_EQUAL(rig.api->last_authorization, "Bearer secret");
+    rig_stop(&rig);
+}
+
+/* K12: the names that dashboards ask for. */
+static void test_metrics(void)
+{
+    struct rig rig;
+    struct rig_answer answer;
+    struct dl_buf text;
+    struct dl_metrics metrics;
+    rig_start(&rig);
+    CU_ASSERT_EQUAL(get(&rig, &answer), DL_ENOTFOUND);
+    CU_ASSERT_EQUAL(create(&rig, &answer), DL_OK);
+    dl_buf_init(&text, 1 << 20);
+    dl_metrics_begin(&metrics, &text);
+    op_client_metrics(rig.client, &metrics);
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(text.data, "rest_client_requests_total{code=\"404\",method=\"GET\",host=\"127.0.0.1:"));
+    CU_ASSERT_PTR_NOT_NULL(
+        strstr(text.data, "rest_client_requests_total{code=\"201\",method=\"POST\",host=\"127.0.0.1:"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text.data, "rest_client_request_duration_seconds_count{verb=\"GET\"} 1"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(text.data, "rest_client_rate_limiter_duration_seconds_count{host="));
+    dl_buf_release(&text);
+    rig_stop(&rig);
+}
+
+UNIT_MAIN("kube_client", {"verbs", test_verbs}, {"replicas 0 is sent", test_scale_to_zero},
+          {"update conflict, delete with preconditions", test_update_conflict_and_delete},
+          {"empty names are refused", test_refuses_empty_names}, {"every status", test_every_status},
+          {"retries by cause", test_retries_by_cause}, {"transport failures", test_transport_failures},
+          {"server down", test_server_down_then_up}, {"connections are reused", test_one_connection_is_reused},
+          {"bounds and rate", test_bounds_and_rate}, {"cancel", test_cancel}, {"K9 guard", test_guard},
+          {"token is read again", test_token_is_read_again}, {"exec plugin", test_exec_plugin}, {"tls", test_tls},
+          {"fetch and proxy", test_fetch_and_proxy}, {"K12 metrics", test_metrics})
