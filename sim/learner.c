@@ -175,6 +175,7 @@ void sim_learner_train(struct sim_world *world, uint32_t n, int64_t at_ns)
     if (learner->stepping) {
         learner->stepping = false;
         world->incarnations[learner->incarnation].tokens += world->config.step_tokens;
+        world->tokens += world->config.step_tokens;
         decide(world, n);
         wk_link_on_step(learner->link, world->now_ns, world->config.step_tokens, 2.0f);
     }

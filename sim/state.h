@@ -119,7 +119,12 @@ struct sim_syncer {
     struct sim_durable making[SIM_FRAGMENTS_MAX];
     struct sim_held *held[SIM_FRAGMENTS_MAX];
     int64_t merge_ns[SIM_FRAGMENTS_MAX], commit_ns[SIM_FRAGMENTS_MAX];
-    uint64_t next_round, next_admission, rounds_merged, tokens, tokens_merged; /* Totals on disk. */
+    struct sy_core_totals totals; /* On disk, as are these: */
+    struct sy_core_incarnation *incarnations;
+    uint32_t incarnation_count;
+    uint64_t tokens_merged;
+    uint64_t unheard;        /* Durable rounds of which the core has not heard yet. */
+    uint64_t next_admission; /* As the store sees to it: grows over restarts. */
     uint32_t *member_conns;
 };
 
@@ -147,6 +152,7 @@ struct sim_world {
     uint32_t conn_count, conn_capacity;
     struct sim_incarnation *incarnations;
     uint32_t incarnation_count, incarnation_capacity;
+    uint64_t tokens;                       /* Trained by all of them, in truth. */
     uint64_t *contents[SIM_FRAGMENTS_MAX]; /* By version. */
     uint64_t content_capacity[SIM_FRAGMENTS_MAX];
     struct sim_counts counts;
@@ -194,6 +200,7 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard);
 void sim_syncer_finish(struct sim_world *world, uint32_t shard); /* A stop request. */
 /* The process is gone, saved or not, and comes back. */
 void sim_syncer_crash(struct sim_world *world, uint32_t shard);
+void sim_syncer_saved(struct sim_world *world, uint32_t shard);
 void sim_syncer_drain(struct sim_world *world, uint32_t shard);
 void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns);
 void sim_syncer_beat(struct sim_world *world, uint32_t shard);

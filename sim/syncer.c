@@ -201,6 +201,13 @@ static void after_event(struct sim_world *world, uint32_t shard)
     if (fault != NULL) {
         sim_fail(world, "shard %u: %s", shard, fault);
     }
+    struct sy_core_totals totals;
+    sy_core_get_totals(syncer->core, &totals);
+    if (totals.tokens > world->tokens || totals.tokens < syncer->totals.tokens) {
+        sim_fail(world, "shard %u: counts %llu tokens, trained %llu, saved %llu", shard,
+                 (unsigned long long)totals.tokens, (unsigned long long)world->tokens,
+                 (unsigned long long)syncer->totals.tokens);
+    }
     if (sy_core_is_drained(syncer->core)) {
         sim_at(world, world->now_ns, SIM_SAVED, shard, 0, syncer->epoch, NULL);
     }
@@ -428,6 +435,20 @@ static void check_first_state(struct sim_world *world, uint32_t shard)
     }
 }
 
+/* With a version, counters become durable: as they will be once the core has heard of all that is durable. */
+static void save(struct sim_syncer *syncer, bool is_merge)
+{
+    syncer->unheard += is_merge ? 1 : 0;
+    sy_core_get_totals(syncer->core, &syncer->totals);
+    syncer->totals.rounds_merged += syncer->unheard;
+    syncer->totals.tokens_merged = syncer->tokens_merged;
+    syncer->incarnation_count = 0;
+    for (uint32_t m = 0; m < sy_core_members(syncer->core); m++) {
+        struct sy_core_incarnation *to = &syncer->incarnations[syncer->incarnation_count];
+        syncer->incarnation_count += sy_core_incarnation(syncer->core, m, to) ? 1 : 0;
+    }
+}
+
 void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
 {
     struct sim_syncer *syncer = &world->syncers[shard];
@@ -455,11 +476,7 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         sim_tape_merged(world, shard, held->nonce, &held->push);
         syncer->tokens_merged += held->push.tokens;
     }
-    struct sy_core_view view;
-    sy_core_view(syncer->core, world->now_ns, &view);
-    syncer->rounds_merged = view.rounds_merged + (count > 0 ? 1 : 0);
-    syncer->tokens = view.tokens;
-    syncer->next_round = DL_MAX(syncer->next_round, syncer->making[local].round + 1);
+    save(syncer, count > 0);
     sim_at(world, world->now_ns + sim_ns(sim_uniform(&world->rng, 0, 0.01)), SIM_COMMITTED, shard, local, syncer->epoch,
            NULL);
 }
@@ -472,6 +489,7 @@ void sim_syncer_committed(struct sim_world *world, uint32_t shard, uint32_t loca
     (void)sy_core_fragment(syncer->core, fragment, &view);
     syncer->current[local] = syncer->durable[local];
     drop_until(syncer, local, view.open_round);
+    syncer->unheard -= syncer->durable[local].round > 0 ? 1 : 0;
     sy_core_on_committed(syncer->core, world->now_ns, fragment, syncer->merge_ns[local], syncer->commit_ns[local]);
     after_event(world, shard);
 }
@@ -501,14 +519,22 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard)
                                      syncer->durable[i].version, syncer->durable[i].round);
         }
     }
-    sy_core_restore_totals(syncer->core, syncer->next_round, syncer->rounds_merged, syncer->tokens,
-                           syncer->tokens_merged / syncer->fragments, syncer->next_admission);
+    syncer->totals.next_admission = DL_MAX(syncer->totals.next_admission, syncer->next_admission);
+    sy_core_restore_totals(syncer->core, &syncer->totals);
+    for (uint32_t i = 0; i < syncer->incarnation_count; i++) {
+        sy_core_restore_incarnation(syncer->core, &syncer->incarnations[i]);
+    }
+    syncer->unheard = 0;
+    syncer->tokens_merged = syncer->totals.tokens_merged;
+    if (syncer->incarnations == NULL) {
+        syncer->incarnations = calloc(sy_core_members(syncer->core), sizeof *syncer->incarnations);
+    }
     free(syncer->member_conns);
     syncer->member_conns = malloc(sy_core_members(syncer->core) * sizeof *syncer->member_conns);
     for (uint32_t m = 0; syncer->member_conns != NULL && m < sy_core_members(syncer->core); m++) {
         syncer->member_conns[m] = SIM_NONE;
     }
-    if (syncer->member_conns == NULL) {
+    if (syncer->member_conns == NULL || syncer->incarnations == NULL) {
         sim_fail(world, "no memory for members");
         return;
     }
@@ -552,6 +578,12 @@ void sim_syncer_crash(struct sim_world *world, uint32_t shard)
     syncer->paused_until_ns = 0;
     int64_t at_ns = world->now_ns + sim_ns(sim_uniform(&world->rng, 0, world->faults.restart_seconds));
     sim_at(world, at_ns, SIM_START_SYNCER, shard, 0, 0, NULL);
+}
+
+void sim_syncer_saved(struct sim_world *world, uint32_t shard)
+{
+    save(&world->syncers[shard], false);
+    sim_syncer_crash(world, shard);
 }
 
 void sim_syncer_drain(struct sim_world *world, uint32_t shard)

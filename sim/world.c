@@ -91,7 +91,7 @@ enum dl_rc sim_world_new(const struct sim_config *config, struct sim_world **out
         return rc;
     }
     for (uint32_t s = 0; s < config->spec->syncer.shards; s++) {
-        world->syncers[s].next_round = world->syncers[s].next_admission = 1;
+        world->syncers[s].next_admission = 1;
         sim_syncer_start(world, s);
     }
     for (uint32_t n = 0; n < config->spec->learners.replicas; n++) {
@@ -118,6 +118,7 @@ void sim_world_free(struct sim_world *world)
         struct sim_syncer *syncer = &world->syncers[s];
         sy_core_free(syncer->core);
         free(syncer->member_conns);
+        free(syncer->incarnations);
         for (uint32_t i = 0; i < SIM_FRAGMENTS_MAX; i++) {
             while (syncer->held[i] != NULL) {
                 struct sim_held *next = syncer->held[i]->next;
@@ -328,7 +329,7 @@ static void dispatch(struct sim_world *world, const struct sim_event *event)
     case SIM_SYNCER_BEAT: sim_syncer_beat(world, a); break;
     case SIM_DURABLE: sim_syncer_durable(world, a, b); break;
     case SIM_COMMITTED: sim_syncer_committed(world, a, b); break;
-    case SIM_SAVED: sim_syncer_crash(world, a); break;
+    case SIM_SAVED: sim_syncer_saved(world, a); break;
     case SIM_FAULT_CUT: sim_conn_cut(world, a); break;
     case SIM_FAULT_BLOCK: fault_block(world, event); break;
     case SIM_FAULT_KILL: fault_kill(world, event); break;

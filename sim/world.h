@@ -7,7 +7,8 @@
  *   - versions only grow, and one version never has two contents;
  *   - a merge is only asked for pushes that are there;
  *   - a push that is announced once more is not accepted twice;
- *   - the tape holds, durably with every version, what each of its pushes depends on, as it was in truth.
+ *   - the tape holds, durably with every version, what each of its pushes depends on, as it was in truth;
+ *   - no shard counts more tokens than were trained, over any number of restarts, or fewer than it had saved.
  *
  * One thread. Errors: DL_ECORRUPT with the text of what does not hold and the virtual time. */
 #ifndef DL_SIM_WORLD_H

@@ -104,17 +104,6 @@ void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t 
     core->next_round = DL_MAX(core->next_round, round + 1);
 }
 
-void sy_core_restore_totals(struct sy_core *core, uint64_t next_round, uint64_t rounds_merged, uint64_t tokens,
-                            uint64_t tokens_merged, uint64_t next_admission)
-{
-    assert(!core->started);
-    core->next_round = DL_MAX(core->next_round, next_round);
-    core->rounds_merged = rounds_merged;
-    core->tokens = tokens;
-    core->tokens_merged = tokens_merged * core->fragments;
-    core->next_admission = DL_MAX(core->next_admission, next_admission);
-}
-
 /* --- phases
  * ------------------------------------------------------------------------------------------------------------ */
 
@@ -222,7 +211,7 @@ static void look_for_completion(struct sy_core *core)
     if (core->finishing || core->phase == SY_ENDED) {
         return;
     }
-    uint64_t tokens = sy_tokens(core);
+    uint64_t tokens = core->tokens;
     if (training->token_budget > 0 && tokens >= training->token_budget) {
         snprintf(text, sizeof text, "token budget reached: %llu of %llu", (unsigned long long)tokens,
                  (unsigned long long)training->token_budget);

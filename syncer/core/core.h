@@ -92,10 +92,35 @@ struct sy_core_config {
 DL_MUST_CHECK enum dl_rc sy_core_new(const struct sy_core_config *config, struct sy_core **out, struct dl_err *err);
 void sy_core_free(struct sy_core *core);
 
-/* After a restart, before any event: the last committed version and round of a fragment, and the totals. */
+struct sy_core_totals { /* Counters over the whole job. */
+    uint64_t next_round, next_admission;
+    uint64_t rounds_merged;
+    uint64_t tokens;
+    uint64_t tokens_merged; /* Summed over the shard's fragments. */
+    uint64_t step, joins, refusals;
+    uint64_t leaves[5]; /* By enum sy_leave. */
+    uint64_t verdicts[DL_VERDICT_COUNT];
+    bool evaluated;
+    struct dl_wire_evaluation first_evaluation, last_evaluation;
+};
+void sy_core_get_totals(const struct sy_core *core, struct sy_core_totals *out);
+
+struct sy_core_incarnation { /* A learner process and how much of it is in the totals. */
+    uint32_t learner;
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint64_t born, admission; /* Its first admission, its latest. */
+    uint64_t step, tokens, pushes_merged;
+    bool has_left; /* Said goodbye. */
+};
+/* Of the member in a slot; false when there is none, or no learner. */
+bool sy_core_incarnation(const struct sy_core *core, uint32_t member, struct sy_core_incarnation *out);
+
+/* After a restart, before any event: the last committed version and round of a fragment, the totals as of the last commit,
+ * and the incarnations that they count (more than there are slots are dropped: give the newest first). */
 void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round);
-void sy_core_restore_totals(struct sy_core *core, uint64_t next_round, uint64_t rounds_merged, uint64_t tokens,
-                            uint64_t tokens_merged, uint64_t next_admission);
+void sy_core_restore_totals(struct sy_core *core, const struct sy_core_totals *totals);
+void sy_core_restore_incarnation(struct sy_core *core, const struct sy_core_incarnation *from);
 
 /* --- events -------------------------------------------------------------------------------------------------------------
  * A member is a slot for one connected incarnation; its number stays the same while it is connected. */
@@ -185,7 +210,7 @@ struct sy_core_view {
     uint32_t quorum_have, quorum_need;
     uint64_t step; /* Furthest learner's t_m. */
     uint64_t rounds_merged;
-    uint64_t tokens;        /* Trained by all incarnations, as reported. */
+    uint64_t tokens;        /* Trained by all incarnations, as reported, each token once. */
     uint64_t tokens_merged; /* Carried by merged pushes, averaged over the shard's fragments. */
     double goodput;         /* Learner time spent computing / (larger of learners.replicas and connected, x time). */
     float loss;             /* Mean over learners of their last losses, token-weighted. */

@@ -292,9 +292,6 @@ static void fill_slot(struct sy_core *core, uint32_t m, const struct dl_wire_hel
     struct sy_member *member = &core->members[m];
     struct sy_part *parts = member->parts;
     memset(parts, 0, core->fragments * sizeof *parts);
-    if (member->used && member->role == DL_ROLE_LEARNER) {
-        core->tokens_known -= member->tokens;
-    }
     *member = (struct sy_member){
         .used = true,
         .role = (enum dl_role)hello->role,
@@ -304,14 +301,12 @@ static void fill_slot(struct sy_core *core, uint32_t m, const struct dl_wire_hel
         .loss = __builtin_nanf(""),
         .step_seconds = -1,
         .busy_known = hello->step == 0,
-        .tokens = hello->tokens,
         .step = hello->step,
         .parts = parts,
     };
     memcpy(member->uid, hello->uid, sizeof member->uid);
     member->uid[sizeof member->uid - 1] = 0;
     if (member->role == DL_ROLE_LEARNER) {
-        core->tokens_known += hello->tokens;
         drop_predecessors(core, m);
     }
 }
@@ -360,7 +355,7 @@ static void fill_welcome(struct sy_core *core, const struct sy_member *member, s
     welcome->heartbeat_ms = (uint32_t)(sync->heartbeat_seconds * 1000);
     welcome->timeout_ms = (uint32_t)(sync->timeout_seconds * 1000);
     welcome->step = core->step;
-    welcome->tokens = sy_tokens(core);
+    welcome->tokens = core->tokens;
     welcome->token_budget = core->spec->training.token_budget;
     welcome->learners = core->spec->learners.replicas;
     welcome->pull_within_steps = limits.pull_within_steps;

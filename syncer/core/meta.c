@@ -24,16 +24,8 @@ void sy_count_tokens(struct sy_core *core, struct sy_member *member, uint64_t to
 {
     if (tokens > member->tokens) {
         core->tokens += tokens - member->tokens;
-        core->tokens_known += tokens - member->tokens;
         member->tokens = tokens;
     }
-}
-
-/* After a restart the count goes on from the last commit and misses what was trained while nobody listened; the
- * learners' own totals are a lower bound of the truth that does not. */
-uint64_t sy_tokens(const struct sy_core *core)
-{
-    return DL_MAX(core->tokens, core->tokens_known);
 }
 
 static void take_busy(struct sy_core *core, struct sy_member *member, const struct dl_wire_meta *meta)

@@ -7,6 +7,7 @@
  *     rounds.c   a round's life from its pulls to its commit; grace.c its window
  *     pushes.c   verdicts; rules.c the pure rules behind them
  *     seed.c     the first state        finish.c  the end        drain.c  this process ends, the job does not
+ *     totals.c   counters, saved and restored
  *     actions.c  the queue              view.c    what is shown      check.c  invariants
  *
  * Fragments of this shard are addressed by their local index i; fragment shard + i * shards of the job. */
@@ -156,8 +157,8 @@ struct sy_core {
     char delay_text[DL_WIRE_TEXT_MAX];
 
     uint64_t step;
-    uint64_t tokens, tokens_known; /* Counted; and the sum over incarnations that are known, a lower bound. */
-    uint64_t tokens_merged;        /* Over all fragments. */
+    uint64_t tokens;
+    uint64_t tokens_merged; /* Over all fragments. */
     uint64_t rounds_merged;
     uint64_t busy_ns;
     uint64_t extra_ns; /* Time of connected learners beyond learners.replicas. */
@@ -235,7 +236,6 @@ uint32_t sy_members_training(const struct sy_core *core);
 double sy_step_seconds(struct sy_core *core,
                        bool lower); /* Median over connected learners; `lower` of the middle two. */
 void sy_count_tokens(struct sy_core *core, struct sy_member *member, uint64_t tokens);
-uint64_t sy_tokens(const struct sy_core *core);
 
 /* pacing.c, warmup.c */
 void sy_pace_run(struct sy_core *core);

@@ -145,7 +145,7 @@ void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_vie
         .quorum_need = core->quorum,
         .step = core->step,
         .rounds_merged = core->rounds_merged,
-        .tokens = sy_tokens(core),
+        .tokens = core->tokens,
         .tokens_merged = core->tokens_merged / core->fragments,
         .goodput = goodput(core, now_ns),
         .loss = mean_loss(core),

@@ -57,7 +57,6 @@ static void welcome(struct sy_conn *conn, uint32_t member, const struct dl_wire_
     conn->role = (enum dl_role)hello->role;
     snprintf(conn->uid, sizeof conn->uid, "%s", hello->uid);
     server->member_conns[member] = conn;
-    server->next_admission = DL_MAX(server->next_admission, welcome->admission + 1);
     sy_tape_join(conn, hello, welcome);
     note_join(conn, hello, welcome);
     sy_conn_send(conn, message);

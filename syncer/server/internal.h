@@ -7,6 +7,7 @@
  * rounds.c   carries out the core's actions; pushes and their memory
  * jobs.c     merge thread
  * blob.c     an encoded version, shared by all connections that send it
+ * totals.c   counters: committed with rounds, restored, saved at the end
  * status.c   /status; metrics.c /metrics */
 #ifndef SY_SERVER_INTERNAL_H
 #define SY_SERVER_INTERNAL_H
@@ -185,8 +186,12 @@ struct sy_server {
     struct sy_held_fragment *fragments;
     uint64_t epoch;
     int64_t started_ns;
-    int64_t now_ns; /* Read once a callback. */
-    uint64_t next_round, next_admission;
+    int64_t now_ns;          /* Read once a callback. */
+    struct sy_saved_member { /* By member: what of its counters was given to the store last. */
+        uint64_t born, admission, tokens, step, merged;
+        uint64_t pending; /* Of its pushes, in rounds submitted to the merge thread. */
+        bool has_left;
+    } * saved;
     uint64_t pending_rounds; /* Submitted to the merge thread, not committed. */
     uint64_t token_sum;      /* Of all pushes ever submitted to it: tokensMerged times the shard's fragments. */
     /* Memory of pushes. */
@@ -260,6 +265,15 @@ DL_MUST_CHECK enum dl_rc sy_server_check_layout(struct sy_server *server, const 
 DL_MUST_CHECK enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err);
 
 void sy_server_close_state(struct sy_server *server);
+
+/* --- totals.c */
+/* As they will be once all that was submitted is committed. */
+void sy_server_totals(const struct sy_server *server, struct sy_store_totals *out);
+/* Learner processes whose counters have changed since the last call; the caller frees. */
+uint32_t sy_server_changed_members(struct sy_server *server, struct sy_store_member **out);
+DL_MUST_CHECK enum dl_rc sy_server_restore_totals(struct sy_server *server, struct dl_err *err);
+/* Before the process ends, if it can be: counters since the last commit. */
+void sy_server_save(struct sy_server *server);
 
 /* --- shell.c */
 /* The core's next deadline may have changed. */

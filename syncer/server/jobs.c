@@ -72,6 +72,7 @@ void sy_job_free(struct sy_job *job)
         sy_blob_drop(job->blob);
         free(job->inputs);
         free(job->participants);
+        free(job->members);
         free(job);
     }
 }
@@ -210,7 +211,9 @@ static struct sy_store_commit describe(const struct sy_jobs *jobs, const struct 
                                     .state_bytes = part->state_bytes,
                                     .participants = job->participants,
                                     .participant_count = job->input_count,
-                                    .totals = job->totals};
+                                    .totals = job->totals,
+                                    .members = job->members,
+                                    .member_count = job->member_count};
 }
 
 /* True when the thread is to end. */

@@ -22,6 +22,7 @@ struct sy_jobs; /* Opaque. */
 
 struct sy_job_input { /* One participant's push; borrowed from the submitter until the job is done. */
     struct sy_store_participant who;
+    uint32_t member; /* Of the core. */
     enum dl_codec codec;
     const uint8_t *encoded;
     const double *slice_squares; /* Sums of squares of the decoded push, one a slice of the fragment. */
@@ -43,6 +44,8 @@ struct sy_job {
     uint32_t input_count;
     struct sy_job_input *inputs; /* Ascending learner id. */
     struct sy_store_totals totals;
+    struct sy_store_member *members; /* The job's: counters that go with it. */
+    uint32_t member_count;
     struct sy_store_participant *participants; /* Room for the record, one an input. */
     /* Filled by the merge thread. */
     enum sy_job_report report;

@@ -113,6 +113,7 @@ static struct sy_incoming *find_push(const struct sy_server *server, uint32_t fr
 static void describe_input(struct sy_job_input *input, struct sy_incoming *push)
 {
     push->in_job = true;
+    input->member = push->member;
     input->codec = push->codec;
     input->encoded = push->encoded;
     input->slice_squares = push->slice_squares;
@@ -137,21 +138,15 @@ static struct sy_job *begin_job(struct sy_server *server, const struct sy_action
 }
 
 /* The totals of a job are what the core will have counted once it is committed, and all that was submitted before. */
-
 static void submit(struct sy_server *server, struct sy_job *job)
 {
-    struct sy_core_view view;
-    sy_core_view(server->core, server->now_ns, &view);
     server->pending_rounds += job->seed ? 0 : 1;
     for (uint32_t i = 0; i < job->input_count; i++) {
         server->token_sum += job->inputs[i].who.tokens;
+        server->saved[job->inputs[i].member].pending += job->seed ? 0 : 1;
     }
-    server->next_round = DL_MAX(server->next_round, job->round + 1);
-    job->totals = (struct sy_store_totals){.next_round = server->next_round,
-                                           .rounds_merged = view.rounds_merged + server->pending_rounds,
-                                           .tokens = view.tokens,
-                                           .tokens_merged = server->token_sum / server->fragment_count,
-                                           .next_admission = server->next_admission};
+    sy_server_totals(server, &job->totals);
+    job->member_count = sy_server_changed_members(server, &job->members);
     server->fragments[job->local].busy = true;
     server->fragments[job->local].closed_ns = server->now_ns;
     sy_jobs_submit(server->jobs, job);
@@ -226,6 +221,9 @@ static void take_done(struct sy_server *server, struct sy_job *job)
     struct sy_held_fragment *state = &server->fragments[job->local];
     state->busy = false;
     server->pending_rounds -= job->seed ? 0 : 1;
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        server->saved[job->inputs[i].member].pending -= job->seed ? 0 : 1;
+    }
     sy_blob_drop(state->blob);
     state->blob = dl_take(job->blob);
     drop_round(server, job->local, job->round);
@@ -305,7 +303,6 @@ static void send_pull(struct sy_server *server, const struct sy_action *action, 
         state->pull_ns = server->now_ns;
     }
     state->pull_seed = (action->as.pull.flags & DL_PULL_SEED) != 0;
-    server->next_round = DL_MAX(server->next_round, action->as.pull.round + 1);
     if (conn != NULL) {
         struct dl_wire_message message = {.type = DL_WIRE_PULL};
         message.as.pull = action->as.pull;

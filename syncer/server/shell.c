@@ -426,6 +426,7 @@ enum dl_rc sy_server_run(const struct sy_server_options *options, struct sy_serv
             rc = err->rc;
         }
         *end = server->end;
+        sy_server_save(server);
         sy_server_leave_status(server);
     }
     release(server);

@@ -147,13 +147,12 @@ static enum dl_rc restore_fragments(struct sy_server *server, struct dl_err *err
         sy_core_restore_fragment(server->core, blob->fragment, blob->version, blob->round);
         restored++;
     }
+    enum dl_rc rc = sy_server_restore_totals(server, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
     struct sy_store_totals totals;
     sy_store_get_totals(server->store, &totals);
-    sy_core_restore_totals(server->core, totals.next_round, totals.rounds_merged, totals.tokens, totals.tokens_merged,
-                           totals.next_admission);
-    server->next_round = totals.next_round;
-    server->next_admission = totals.next_admission;
-    server->token_sum = totals.tokens_merged * server->fragment_count;
     dl_info("state restored dir=%s epoch=%" PRIu64 " fragments=%u round=%" PRIu64 " tokens=%" PRIu64,
             server->options->state_dir, server->epoch, restored, totals.rounds_merged, totals.tokens);
     return DL_OK;
@@ -193,10 +192,11 @@ static enum dl_rc open_tables(struct sy_server *server, struct dl_err *err)
     server->fragments = calloc(server->fragment_count, sizeof *server->fragments);
     server->member_conns = calloc(server->members_max, sizeof(struct sy_conn *));
     server->left_by_goodbye = calloc(server->members_max, sizeof *server->left_by_goodbye);
+    server->saved = calloc(server->members_max, sizeof *server->saved);
     server->encode_buffer = malloc(DL_WIRE_HEADER_BYTES + DL_WIRE_CONTROL_PAYLOAD_MAX);
     server->buffers = sy_buffers_new();
     if (server->buffers == NULL || server->fragments == NULL || server->member_conns == NULL ||
-        server->left_by_goodbye == NULL || server->encode_buffer == NULL) {
+        server->left_by_goodbye == NULL || server->saved == NULL || server->encode_buffer == NULL) {
         return dl_err_set(err, DL_ENOMEM, "starting: no memory");
     }
     for (uint32_t i = 0; i < server->fragment_count; i++) {
@@ -257,6 +257,7 @@ void sy_server_close_state(struct sy_server *server)
     free(server->fragments);
     free(server->member_conns);
     free(server->left_by_goodbye);
+    free(server->saved);
     free(server->encode_buffer);
     free(server->status_text);
     free(server->metrics_text);

@@ -6,9 +6,9 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "syncer/store/internal.h"
+#include "syncer/store/sql.h"
 
 #define BUSY_MS 5000
-#define HEX_MAX 17
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;"
@@ -24,83 +24,9 @@ static const char schema[] =
     " learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL, nonce TEXT NOT NULL,"
     " step INTEGER NOT NULL, base_version INTEGER NOT NULL, steps INTEGER NOT NULL, tokens INTEGER NOT NULL,"
     " weight REAL NOT NULL, norm REAL NOT NULL, PRIMARY KEY(fragment, version, learner, admission)) WITHOUT ROWID;"
-    "CREATE TABLE IF NOT EXISTS totals(id INTEGER PRIMARY KEY CHECK(id = 1), next_round INTEGER NOT NULL,"
-    " rounds_merged INTEGER NOT NULL, tokens INTEGER NOT NULL, tokens_merged INTEGER NOT NULL,"
-    " next_admission INTEGER NOT NULL);"
     "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL,"
     " kind TEXT NOT NULL, learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL,"
     " step INTEGER NOT NULL, text TEXT NOT NULL);" SY_STORE_TRACE_SCHEMA;
-
-enum dl_rc sy_store_db_fail(struct sy_store *store, const char *what, struct dl_err *err)
-{
-    int code = sqlite3_errcode(store->db);
-    enum dl_rc rc = DL_EIO;
-    if ((code & 0xff) == SQLITE_FULL) {
-        rc = DL_EFULL;
-    } else if ((code & 0xff) == SQLITE_CORRUPT || (code & 0xff) == SQLITE_NOTADB) {
-        rc = DL_ECORRUPT;
-    } else if ((code & 0xff) == SQLITE_NOMEM) {
-        rc = DL_ENOMEM;
-    }
-    const char *hint = (code & 0xff) == SQLITE_BUSY ? " (another syncer uses this folder, and stands still)" : "";
-    return dl_err_set(err, rc, "%s in %s/tape.db: %s%s", what, store->dir, sqlite3_errmsg(store->db), hint);
-}
-
-static enum dl_rc exec(struct sy_store *store, const char *sql, const char *what, struct dl_err *err)
-{
-    return sqlite3_exec(store->db, sql, NULL, NULL, NULL) == SQLITE_OK ? DL_OK : sy_store_db_fail(store, what, err);
-}
-
-static void finalize(sqlite3_stmt **statement)
-{
-    sqlite3_finalize(*statement);
-}
-#define AUTO_STATEMENT __attribute__((cleanup(finalize))) sqlite3_stmt
-
-static void bind_u64(sqlite3_stmt *statement, int index, uint64_t value)
-{
-    /* Counters stay far below 2^63; hashes, which do not, are stored as text. */
-    sqlite3_bind_int64(statement, index, (sqlite3_int64)value);
-}
-
-static void bind_hex(sqlite3_stmt *statement, int index, uint64_t value)
-{
-    char text[HEX_MAX];
-    snprintf(text, sizeof text, "%016" PRIx64, value);
-    sqlite3_bind_text(statement, index, text, -1, SQLITE_TRANSIENT);
-}
-
-static void bind_text(sqlite3_stmt *statement, int index, const char *text)
-{
-    sqlite3_bind_text(statement, index, text, -1, SQLITE_TRANSIENT);
-}
-
-static uint64_t column_hex(sqlite3_stmt *statement, int column)
-{
-    const char *text = (const char *)sqlite3_column_text(statement, column);
-    return text == NULL ? 0 : strtoull(text, NULL, 16);
-}
-
-static uint64_t column_u64(sqlite3_stmt *statement, int column)
-{
-    return (uint64_t)sqlite3_column_int64(statement, column);
-}
-
-enum dl_rc sy_store_db_prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out, struct dl_err *err)
-{
-    return sqlite3_prepare_v2(store->db, sql, -1, out, NULL) == SQLITE_OK
-               ? DL_OK
-               : sy_store_db_fail(store, "preparing a query", err);
-}
-
-/* Runs a statement that returns no rows, and makes it ready for the next binding. */
-static enum dl_rc run(struct sy_store *store, sqlite3_stmt *statement, const char *what, struct dl_err *err)
-{
-    int code = sqlite3_step(statement);
-    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, what, err);
-    sqlite3_reset(statement);
-    return rc;
-}
 
 enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err)
 {
@@ -109,7 +35,7 @@ enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_e
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX | SQLITE_OPEN_EXRESCODE;
     if (sqlite3_open_v2(path, &store->db, flags, vfs) != SQLITE_OK) {
         return store->db == NULL ? dl_err_set(err, DL_ENOMEM, "opening %s: no memory", path)
-                                 : sy_store_db_fail(store, "opening the database", err);
+                                 : db_fail(store, "opening the database", err);
     }
     sqlite3_busy_timeout(store->db, BUSY_MS);
     enum dl_rc rc = exec(store, "PRAGMA journal_mode = WAL", "switching to a write-ahead log", err);
@@ -122,7 +48,7 @@ enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_e
 static enum dl_rc read_meta(struct sy_store *store, const char *key, char *out, size_t size, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store, "SELECT value FROM meta WHERE key = ?", &statement, err);
+    enum dl_rc rc = prepare(store, "SELECT value FROM meta WHERE key = ?", &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -132,13 +58,13 @@ static enum dl_rc read_meta(struct sy_store *store, const char *key, char *out, 
     if (code == SQLITE_ROW) {
         snprintf(out, size, "%s", (const char *)sqlite3_column_text(statement, 0));
     }
-    return code == SQLITE_ROW || code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "reading meta", err);
+    return code == SQLITE_ROW || code == SQLITE_DONE ? DL_OK : db_fail(store, "reading meta", err);
 }
 
 static enum dl_rc write_meta(struct sy_store *store, const char *key, const char *value, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store, "INSERT OR REPLACE INTO meta VALUES(?, ?)", &statement, err);
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO meta VALUES(?, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_text(statement, 1, key);
         bind_text(statement, 2, value);
@@ -176,7 +102,7 @@ static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
     rc = write_meta(store, "epoch", text, err);
     AUTO_STATEMENT *statement = NULL;
     if (rc == DL_OK) {
-        rc = sy_store_db_prepare(store, "INSERT INTO epochs VALUES(?, ?, ?)", &statement, err);
+        rc = prepare(store, "INSERT INTO epochs VALUES(?, ?, ?)", &statement, err);
     }
     if (rc == DL_OK) {
         bind_u64(statement, 1, store->epoch);
@@ -190,7 +116,7 @@ static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
 static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store, "SELECT kind, fragments, hash, tensors FROM layout", &statement, err);
+    enum dl_rc rc = prepare(store, "SELECT kind, fragments, hash, tensors FROM layout", &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -199,7 +125,7 @@ static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
         return DL_OK;
     }
     if (code != SQLITE_ROW) {
-        return sy_store_db_fail(store, "reading the layout", err);
+        return db_fail(store, "reading the layout", err);
     }
     int bytes = sqlite3_column_bytes(statement, 3);
     store->tensors = malloc(bytes == 0 ? 1 : (size_t)bytes);
@@ -217,33 +143,13 @@ static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
     return DL_OK;
 }
 
-static enum dl_rc read_totals(struct sy_store *store, struct dl_err *err)
-{
-    AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(
-        store, "SELECT next_round, rounds_merged, tokens, tokens_merged, next_admission FROM totals", &statement, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
-    int code = sqlite3_step(statement);
-    if (code == SQLITE_ROW) {
-        store->totals = (struct sy_store_totals){.next_round = column_u64(statement, 0),
-                                                 .rounds_merged = column_u64(statement, 1),
-                                                 .tokens = column_u64(statement, 2),
-                                                 .tokens_merged = column_u64(statement, 3),
-                                                 .next_admission = column_u64(statement, 4)};
-    } else if (code != SQLITE_DONE) {
-        return sy_store_db_fail(store, "reading totals", err);
-    }
-    uint64_t first = (store->epoch - 1) * SY_STORE_ADMISSIONS_PER_EPOCH + 1;
-    store->totals.next_admission = DL_MAX(store->totals.next_admission, first);
-    return DL_OK;
-}
-
 static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_err *err)
 {
     char text[24] = "";
     enum dl_rc rc = exec(store, schema, "creating tables", err);
+    if (rc == DL_OK) {
+        rc = sy_store_totals_tables(store, err);
+    }
     if (rc == DL_OK) {
         rc = read_meta(store, "schema", text, sizeof text, err);
     }
@@ -296,7 +202,7 @@ enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
         rc = read_layout(store, err);
     }
     if (rc == DL_OK) {
-        rc = read_totals(store, err);
+        rc = sy_store_totals_read(store, err);
     }
     if (rc == DL_OK) {
         rc = sy_store_trace_open(store, err);
@@ -320,7 +226,7 @@ static enum dl_rc check_epoch(struct sy_store *store, struct dl_err *err)
 static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store, "INSERT OR REPLACE INTO layout VALUES(1, ?, ?, ?, ?)", &statement, err);
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO layout VALUES(1, ?, ?, ?, ?)", &statement, err);
     if (rc == DL_OK) {
         sqlite3_bind_int(statement, 1, (int)store->layout.kind);
         bind_u64(statement, 2, store->layout.fragments);
@@ -334,8 +240,8 @@ static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
 static enum dl_rc write_participants(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(
-        store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", &statement, err);
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                            &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < commit->participant_count; i++) {
         const struct sy_store_participant *who = &commit->participants[i];
         bind_u64(statement, 1, commit->fragment);
@@ -355,22 +261,6 @@ static enum dl_rc write_participants(struct sy_store *store, const struct sy_sto
     return rc;
 }
 
-static enum dl_rc write_totals(struct sy_store *store, const struct sy_store_totals *totals, struct dl_err *err)
-{
-    AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        sy_store_db_prepare(store, "INSERT OR REPLACE INTO totals VALUES(1, ?, ?, ?, ?, ?)", &statement, err);
-    if (rc == DL_OK) {
-        bind_u64(statement, 1, totals->next_round);
-        bind_u64(statement, 2, totals->rounds_merged);
-        bind_u64(statement, 3, totals->tokens);
-        bind_u64(statement, 4, totals->tokens_merged);
-        bind_u64(statement, 5, totals->next_admission);
-        rc = run(store, statement, "writing totals", err);
-    }
-    return rc;
-}
-
 /* Entries below events_writing do not change meanwhile: new ones go behind them. */
 static enum dl_rc write_events(struct sy_store *store, struct dl_err *err)
 {
@@ -381,10 +271,10 @@ static enum dl_rc write_events(struct sy_store *store, struct dl_err *err)
         return DL_OK;
     }
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store,
-                                        "INSERT INTO events(epoch, wall_ns, kind, learner, admission, uid, step, text)"
-                                        " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
-                                        &statement, err);
+    enum dl_rc rc = prepare(store,
+                            "INSERT INTO events(epoch, wall_ns, kind, learner, admission, uid, step, text)"
+                            " VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+                            &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < store->events_writing; i++) {
         const struct sy_store_event *event = &store->events[i];
         bind_u64(statement, 1, store->epoch);
@@ -411,15 +301,14 @@ static enum dl_rc drop_files(struct sy_store *store, sqlite3_stmt *statement, st
         }
         code = sqlite3_step(statement);
     }
-    return code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "dropping old versions", err);
+    return code == SQLITE_DONE ? DL_OK : db_fail(store, "dropping old versions", err);
 }
 
 /* What the new version makes superfluous. */
 static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        sy_store_db_prepare(store,
+    enum dl_rc rc = prepare(store,
                             "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
                             " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
                             " RETURNING file",
@@ -436,8 +325,8 @@ static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_
 static enum dl_rc drop_replaced(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store, "DELETE FROM commits WHERE fragment = ? AND version = ? RETURNING file",
-                                        &statement, err);
+    enum dl_rc rc =
+        prepare(store, "DELETE FROM commits WHERE fragment = ? AND version = ? RETURNING file", &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, commit->fragment);
         bind_u64(statement, 2, commit->version);
@@ -459,8 +348,7 @@ static enum dl_rc write_commit(struct sy_store *store, const struct sy_store_com
                                const struct sy_store_written *written, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        sy_store_db_prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
+    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO commits VALUES(?, ?, ?, ?, ?, ?, ?, 1, ?)", &statement, err);
     if (rc == DL_OK) {
         bind_u64(statement, 1, commit->fragment);
         bind_u64(statement, 2, commit->version);
@@ -488,6 +376,9 @@ static enum dl_rc commit_one(struct sy_store *store, const struct sy_store_commi
     if (rc == DL_OK) {
         rc = write_participants(store, commit, err);
     }
+    if (rc == DL_OK) {
+        rc = sy_store_members_write(store, commit->members, commit->member_count, err);
+    }
     return rc;
 }
 
@@ -502,7 +393,7 @@ static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_
         rc = commit_one(store, &commits[i], &written[i], err);
     }
     if (rc == DL_OK) {
-        rc = write_totals(store, &commits[count - 1].totals, err);
+        rc = sy_store_totals_write(store, &commits[count - 1].totals, err);
     }
     if (rc == DL_OK) {
         rc = write_events(store, err);
@@ -530,15 +421,34 @@ enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_comm
     return rc;
 }
 
-enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err)
+static enum dl_rc save_in_transaction(struct sy_store *store, const struct sy_store_totals *totals,
+                                      const struct sy_store_member *members, uint32_t count, struct dl_err *err)
+{
+    enum dl_rc rc = check_epoch(store, err);
+    if (rc == DL_OK && totals != NULL) {
+        rc = sy_store_totals_write(store, totals, err);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_members_write(store, members, count, err);
+    }
+    if (rc == DL_OK) {
+        rc = write_events(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_trace_write(store, err);
+    }
+    return rc;
+}
+
+enum dl_rc sy_store_db_save(struct sy_store *store, const struct sy_store_totals *totals,
+                            const struct sy_store_member *members, uint32_t count, struct dl_err *err)
 {
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
-        rc = check_epoch(store, err);
-        rc = rc == DL_OK ? write_events(store, err) : rc;
-        rc = end_transaction(store, rc == DL_OK ? sy_store_trace_write(store, err) : rc, err);
+        rc = end_transaction(store, save_in_transaction(store, totals, members, count, err), err);
     }
     if (rc == DL_OK) {
+        store->totals = totals != NULL ? *totals : store->totals;
         forget_written_events(store);
     }
     sy_store_trace_end(store, rc == DL_OK);
@@ -549,12 +459,12 @@ enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32
                                char file[SY_STORE_FILE_MAX], struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(
-        store,
-        "SELECT version, round, hash, CASE kept WHEN 1 THEN file ELSE '' END,"
-        " (SELECT count(*) FROM participants p WHERE p.fragment = c.fragment AND p.version = c.version)"
-        " FROM commits c WHERE fragment = ? ORDER BY version DESC LIMIT 1 OFFSET ?",
-        &statement, err);
+    enum dl_rc rc =
+        prepare(store,
+                "SELECT version, round, hash, CASE kept WHEN 1 THEN file ELSE '' END,"
+                " (SELECT count(*) FROM participants p WHERE p.fragment = c.fragment AND p.version = c.version)"
+                " FROM commits c WHERE fragment = ? ORDER BY version DESC LIMIT 1 OFFSET ?",
+                &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -565,7 +475,7 @@ enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32
         return dl_err_set(err, DL_ENOTFOUND, "fragment %" PRIu32 " has no committed version", fragment);
     }
     if (code != SQLITE_ROW) {
-        return sy_store_db_fail(store, "reading a commit", err);
+        return db_fail(store, "reading a commit", err);
     }
     *out = (struct sy_store_version){.version = column_u64(statement, 0),
                                      .round = column_u64(statement, 1),
@@ -579,7 +489,7 @@ bool sy_store_db_names(struct sy_store *store, const char *file)
 {
     AUTO_STATEMENT *statement = NULL;
     struct dl_err err;
-    if (sy_store_db_prepare(store, "SELECT 1 FROM commits WHERE file = ? AND kept = 1", &statement, &err) != DL_OK) {
+    if (prepare(store, "SELECT 1 FROM commits WHERE file = ? AND kept = 1", &statement, &err) != DL_OK) {
         return true; /* In doubt a file stays. */
     }
     bind_text(statement, 1, file);

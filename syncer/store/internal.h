@@ -114,11 +114,15 @@ DL_MUST_CHECK enum dl_rc sy_store_trace_write(struct sy_store *store, struct dl_
 void sy_store_trace_end(struct sy_store *store, bool durable);
 void sy_store_trace_close(struct sy_store *store);
 
-/* --- db.c, for trace.c ---------------------------------------------------------------------------------------------
+/* --- totals.c: parts of a transaction --------------------------------------------------------------------------------
  */
-DL_MUST_CHECK enum dl_rc sy_store_db_fail(struct sy_store *store, const char *what, struct dl_err *err);
-DL_MUST_CHECK enum dl_rc sy_store_db_prepare(struct sy_store *store, const char *sql, sqlite3_stmt **out,
-                                             struct dl_err *err);
+
+DL_MUST_CHECK enum dl_rc sy_store_totals_tables(struct sy_store *store, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_totals_read(struct sy_store *store, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_totals_write(struct sy_store *store, const struct sy_store_totals *totals,
+                                               struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_members_write(struct sy_store *store, const struct sy_store_member *members,
+                                                uint32_t count, struct dl_err *err);
 
 /* --- db.c ------------------------------------------------------------------------------------------------------------
  */
@@ -133,8 +137,9 @@ struct sy_store_written { /* A commit's file, complete and durable. */
 /* One transaction; store->dropped then holds the files that can go. */
 DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commits,
                                             const struct sy_store_written *written, uint32_t count, struct dl_err *err);
-/* Writes only the noted events. */
-DL_MUST_CHECK enum dl_rc sy_store_db_flush_events(struct sy_store *store, struct dl_err *err);
+/* A transaction without a version: totals (when given), members, noted events. */
+DL_MUST_CHECK enum dl_rc sy_store_db_save(struct sy_store *store, const struct sy_store_totals *totals,
+                                          const struct sy_store_member *members, uint32_t count, struct dl_err *err);
 /* The `skip`-th newest commit of a fragment; `file` gets its name ("" when no longer kept). DL_ENOTFOUND. */
 DL_MUST_CHECK enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32_t skip,
                                              struct sy_store_version *out, char file[SY_STORE_FILE_MAX],

@@ -86,7 +86,7 @@ void sy_store_close(struct sy_store *store)
     if (store->event_count > 0 || store->traces.first != NULL) {
         /* The tape's last notes are worth an attempt, and nothing depends on it. */
         struct dl_err err;
-        enum dl_rc rc = sy_store_db_flush_events(store, &err);
+        enum dl_rc rc = sy_store_db_save(store, NULL, NULL, 0, &err);
         (void)rc;
     }
     sqlite3_close(store->db);
@@ -260,6 +260,15 @@ enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit 
                                     commits[0].version)
                       : dl_err_wrap(err, "committing fragments %" PRIu32 " to %" PRIu32, commits[0].fragment,
                                     commits[count - 1].fragment);
+}
+
+enum dl_rc sy_store_save(struct sy_store *store, const struct sy_store_totals *totals,
+                         const struct sy_store_member *members, uint32_t count, struct dl_err *err)
+{
+    pthread_mutex_lock(&store->lock);
+    enum dl_rc rc = sy_store_db_save(store, totals, members, count, err);
+    pthread_mutex_unlock(&store->lock);
+    return rc == DL_OK ? DL_OK : dl_err_wrap(err, "saving counters");
 }
 
 /* The newest file is damaged: the version before it lives on under a new number. */

@@ -16,6 +16,9 @@
  *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: XXH3 of the parameters
  *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm)
  *     totals(id = 1, next_round, rounds_merged, tokens, tokens_merged, next_admission)
+ *     counters(name, value)   the other totals: step, joins, refusals, leaves.WHY, verdicts.VERDICT, tokens_merged_sum
+ *     evaluations(which, loss, tokens, round, hash)   `first` and `last`
+ *     members(uid, nonce, learner, born, admission, step, tokens, merged, has_left)   the learner processes in the totals
  *     events(seq, epoch, wall_ns, kind, learner, admission, uid, step, text)   joins, leaves, ...; written with the
  *                                                                              next commit
  *     specs(epoch, spec)                    the job, as JSON, from this opening on; a row where it changed
@@ -41,8 +44,10 @@
 
 #define SY_STORE_SCHEMA 2
 #define SY_STORE_HEADER_BYTES 128
-#define SY_STORE_COMMITS_MAX 64         /* Fragments in one commit. */
-#define SY_STORE_KEEP 2                 /* Versions of a fragment whose files stay. */
+#define SY_STORE_COMMITS_MAX 64 /* Fragments in one commit. */
+#define SY_STORE_KEEP 2         /* Versions of a fragment whose files stay. */
+#define SY_STORE_LEAVES 5
+#define SY_STORE_MEMBERS_MAX 4096       /* Rows of members that are kept, the newest. */
 #define SY_STORE_EVENTS_MAX 1024        /* Noted between two commits; more are counted, not kept. */
 #define SY_STORE_INCARNATIONS_MAX 16384 /* Known at once; of those that are neither connected nor new, one gives way. */
 #define SY_STORE_TRACE_MAX 65536        /* Entries of the tape between two commits. */
@@ -72,8 +77,27 @@ struct sy_store_options {
     const char *vfs;                /* SQLite VFS by name; NULL: the default. */
 };
 
-struct sy_store_totals {
+struct sy_store_evaluation {
+    bool known;
+    double loss;
+    uint64_t tokens, round, hash;
+};
+
+struct sy_store_totals { /* Counters of the whole job. */
     uint64_t next_round, rounds_merged, tokens, tokens_merged, next_admission;
+    uint64_t tokens_merged_sum; /* tokens_merged times the shard's fragments, without the remainder lost. */
+    uint64_t step, joins, refusals;
+    uint64_t leaves[SY_STORE_LEAVES]; /* goodbye, preempted, lost, superseded, protocol */
+    uint64_t verdicts[DL_VERDICT_COUNT];
+    struct sy_store_evaluation first_evaluation, last_evaluation;
+};
+
+struct sy_store_member { /* A learner process, and how much of it is in the totals. */
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint32_t learner;
+    uint64_t born, admission, step, tokens, pushes_merged;
+    bool has_left;
 };
 
 struct sy_store_participant {
@@ -97,6 +121,8 @@ struct sy_store_commit {
     const struct sy_store_participant *participants;
     uint32_t participant_count;
     struct sy_store_totals totals;
+    const struct sy_store_member *members; /* Those that have changed since the commit before. */
+    uint32_t member_count;
     bool recovered; /* Content of an older version under a new number, because the newer file was damaged. */
 };
 
@@ -148,6 +174,13 @@ DL_MUST_CHECK enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment
  * process has opened the store. A commit of a fragment's newest version again is a repeat and succeeds. */
 DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
                                          struct dl_err *err);
+
+/* Makes totals, changed members and noted events durable without a version: the last word of a process. */
+DL_MUST_CHECK enum dl_rc sy_store_save(struct sy_store *store, const struct sy_store_totals *totals,
+                                       const struct sy_store_member *members, uint32_t count, struct dl_err *err);
+/* The newest members first, at most `most`. */
+DL_MUST_CHECK enum dl_rc sy_store_members(struct sy_store *store, struct sy_store_member *members, uint32_t most,
+                                          uint32_t *count, struct dl_err *err);
 
 /* Notes something for the tape, e.g. ("join", 3, 17, uid, step, ""). In memory until the next commit or close. */
 void sy_store_note(struct sy_store *store, const char *kind, uint32_t learner, uint64_t admission, const char *uid,

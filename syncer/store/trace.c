@@ -6,21 +6,9 @@
 
 #include "common/mem.h"
 #include "syncer/store/internal.h"
+#include "syncer/store/sql.h"
 
 #define OPEN_ROWS_MAX (SY_STORE_INCARNATIONS_MAX / 4) /* Incarnations that are remembered over a restart. */
-
-static void finalize(sqlite3_stmt **statement)
-{
-    sqlite3_finalize(*statement);
-}
-#define AUTO_STATEMENT __attribute__((cleanup(finalize))) sqlite3_stmt
-
-static void bind_hex(sqlite3_stmt *statement, int index, uint64_t value)
-{
-    char text[17];
-    snprintf(text, sizeof text, "%016" PRIx64, value);
-    sqlite3_bind_text(statement, index, text, -1, SQLITE_TRANSIENT);
-}
 
 /* --- incarnations --------------------------------------------------------------------------------------------------
  */
@@ -163,7 +151,7 @@ static enum dl_rc write_incarnation(struct sy_store *store, sqlite3_stmt *statem
         *row = (uint64_t)sqlite3_column_int64(statement, 0);
         code = sqlite3_step(statement);
     }
-    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "writing an incarnation", err);
+    enum dl_rc rc = code == SQLITE_DONE ? DL_OK : db_fail(store, "writing an incarnation", err);
     sqlite3_reset(statement);
     return rc;
 }
@@ -187,8 +175,7 @@ static uint32_t next_changed(struct sy_store *store, uint32_t i, uint32_t count,
 static enum dl_rc write_incarnations(struct sy_store *store, uint32_t count, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc =
-        sy_store_db_prepare(store,
+    enum dl_rc rc = prepare(store,
                             "INSERT INTO incarnations(uid, nonce, learner, trainer, traced)"
                             " VALUES(?, ?, ?, ?, ?) ON CONFLICT(uid, nonce) DO UPDATE SET"
                             " learner = coalesce(excluded.learner, learner),"
@@ -230,7 +217,7 @@ static enum dl_rc write_block(struct sy_store *store, sqlite3_stmt *statement, c
         sqlite3_bind_int64(statement, 8, (sqlite3_int64)entry->c);
         sqlite3_bind_text(statement, 9, entry->text, -1, SQLITE_STATIC);
         if (sqlite3_step(statement) != SQLITE_DONE) {
-            rc = sy_store_db_fail(store, "writing the tape", err);
+            rc = db_fail(store, "writing the tape", err);
         }
         sqlite3_reset(statement);
     }
@@ -260,7 +247,7 @@ enum dl_rc sy_store_trace_write(struct sy_store *store, struct dl_err *err)
         return rc;
     }
     AUTO_STATEMENT *statement = NULL;
-    rc = sy_store_db_prepare(store, "INSERT OR IGNORE INTO trace VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)", &statement, err);
+    rc = prepare(store, "INSERT OR IGNORE INTO trace VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)", &statement, err);
     for (const struct sy_store_block *block = store->traces.writing; rc == DL_OK && block != NULL;
          block = block->next) {
         rc = write_block(store, statement, block, err);
@@ -321,14 +308,14 @@ enum dl_rc sy_store_trace_spec(struct sy_store *store, struct dl_err *err)
         return DL_OK;
     }
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store,
-                                        "INSERT INTO specs SELECT ?1, ?2 WHERE ?2 IS NOT"
-                                        " (SELECT spec FROM specs ORDER BY epoch DESC LIMIT 1)",
-                                        &statement, err);
+    enum dl_rc rc = prepare(store,
+                            "INSERT INTO specs SELECT ?1, ?2 WHERE ?2 IS NOT"
+                            " (SELECT spec FROM specs ORDER BY epoch DESC LIMIT 1)",
+                            &statement, err);
     if (rc == DL_OK) {
         sqlite3_bind_int64(statement, 1, (sqlite3_int64)store->epoch);
         sqlite3_bind_text(statement, 2, store->spec, -1, SQLITE_STATIC);
-        rc = sqlite3_step(statement) == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "keeping the job", err);
+        rc = sqlite3_step(statement) == SQLITE_DONE ? DL_OK : db_fail(store, "keeping the job", err);
     }
     return rc;
 }
@@ -336,10 +323,10 @@ enum dl_rc sy_store_trace_spec(struct sy_store *store, struct dl_err *err)
 enum dl_rc sy_store_trace_open(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = sy_store_db_prepare(store,
-                                        "SELECT id, uid, nonce, coalesce(learner, 4294967295), trainer, traced"
-                                        " FROM incarnations ORDER BY id DESC LIMIT ?",
-                                        &statement, err);
+    enum dl_rc rc = prepare(store,
+                            "SELECT id, uid, nonce, coalesce(learner, 4294967295), trainer, traced"
+                            " FROM incarnations ORDER BY id DESC LIMIT ?",
+                            &statement, err);
     if (rc != DL_OK) {
         return rc;
     }
@@ -358,7 +345,7 @@ enum dl_rc sy_store_trace_open(struct sy_store *store, struct dl_err *err)
         snprintf(who->trainer, sizeof who->trainer, "%s", (const char *)sqlite3_column_text(statement, 4));
         who->received = who->committing = who->traced = (uint64_t)sqlite3_column_int64(statement, 5);
     }
-    return code == SQLITE_DONE ? DL_OK : sy_store_db_fail(store, "reading the incarnations", err);
+    return code == SQLITE_DONE ? DL_OK : db_fail(store, "reading the incarnations", err);
 }
 
 void sy_store_trace_close(struct sy_store *store)

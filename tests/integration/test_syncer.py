@@ -678,6 +678,10 @@ def test_leaving_saves(build):
             after = e.status()
             check(after["round"] >= before["round"] and after["epoch"] == before["epoch"] + 1 and "result" not in after,
                   f"{how}: {before} then {after}")
+            for key in ("tokens", "step", "joins", "refusals"):  # Exactly, not as of the last round.
+                check(after[key] == before[key], f"{how}: {key} was {before[key]}, is {after[key]}")
+            check(after["tokensMerged"] >= before["tokensMerged"] and
+                  all(after["verdicts"][v] >= n for v, n in before["verdicts"].items()), f"{how}: verdicts")
             one.close()
             one = learner(e, hello={"step": one.step_count})
             drive([one], lambda: e.status()["round"] >= after["round"] + 2, 20, f"rounds after {how}")

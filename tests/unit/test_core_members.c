@@ -300,7 +300,7 @@ static void test_slots_are_reused(void)
     rig_free(rig);
 }
 
-/* After a restart the count goes on where the disk left it, and takes in what learners can prove. */
+/* S1: after a restart all counters go on exactly: who is known adds what it trained since, others all they have. */
 static void test_restored_tokens(void)
 {
     struct rig *rig = rig_spec();
@@ -309,23 +309,48 @@ static void test_restored_tokens(void)
     for (uint32_t p = 0; p < 4; p++) {
         sy_core_restore_fragment(rig->core, p, 9, 30 + p);
     }
-    sy_core_restore_totals(rig->core, 34, 33, 5000, 4000, 12);
+    struct sy_core_totals totals = {.next_round = 34,
+                                    .rounds_merged = 33,
+                                    .tokens = 5000,
+                                    .tokens_merged = 4001,
+                                    .next_admission = 12,
+                                    .joins = 3,
+                                    .step = 38};
+    totals.verdicts[DL_VERDICT_ACCEPTED] = 66;
+    totals.leaves[SY_LEAVE_LOST] = 2;
+    sy_core_restore_totals(rig->core, &totals);
     struct dl_wire_hello hello = rig_hello_of(rig, 0, 1);
+    struct sy_core_incarnation known = {.learner = 0, .nonce = hello.nonce, .born = 4, .step = 38, .tokens = 3800};
+    memcpy(known.uid, hello.uid, sizeof known.uid);
+    sy_core_restore_incarnation(rig->core, &known);
+    struct sy_core_incarnation older = {.learner = 0, .nonce = 99, .born = 2, .tokens = 1200, .uid = "older"};
+    sy_core_restore_incarnation(rig->core, &older);
+    rig_event(rig);
+    CU_ASSERT_EQUAL(rig_view(rig).verdicts[DL_VERDICT_ACCEPTED], 66);
     hello.step = 40;
-    hello.tokens = 4000; /* Another incarnation, now gone, had trained on the rest. */
+    hello.tokens = 4000; /* Of which 200 were trained while the syncer was down. */
     uint32_t member;
     CU_ASSERT_EQUAL(rig_hello(rig, &hello, &member), DL_OK);
     CU_ASSERT_EQUAL(rig->welcome.admission, 12);
     CU_ASSERT_EQUAL(rig->welcome.epoch, 7);
     CU_ASSERT_EQUAL(rig->welcome.fragments[2].version, 9);
     CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 4);
-    CU_ASSERT_EQUAL(rig_view(rig).tokens, 5000);
-    CU_ASSERT_EQUAL(rig_view(rig).tokens_merged, 4000);
+    CU_ASSERT_EQUAL(rig_view(rig).tokens, 5200);
+    CU_ASSERT_EQUAL(rig_view(rig).step, 40);
+    CU_ASSERT_EQUAL(rig_view(rig).joins, 4);
+    CU_ASSERT_EQUAL(rig_view(rig).tokens_merged, 1000); /* A fragment, of four. */
+    struct sy_core_totals again;
+    sy_core_get_totals(rig->core, &again);
+    CU_ASSERT_EQUAL(again.tokens_merged, 4001);
     CU_ASSERT_EQUAL(rig_view(rig).rounds_merged, 33);
     hello = rig_hello_of(rig, 1, 2);
     hello.tokens = 2500;
     CU_ASSERT_EQUAL(rig_hello(rig, &hello, &member), DL_OK);
-    CU_ASSERT_EQUAL(rig_view(rig).tokens, 6500);
+    CU_ASSERT_EQUAL(rig_view(rig).tokens, 7700); /* Nobody had counted any of it. */
+    struct dl_wire_hello late = rig_hello_of(rig, 0, 99);
+    snprintf(late.uid, sizeof late.uid, "older");
+    uint32_t nobody;
+    CU_ASSERT_EQUAL(rig_hello(rig, &late, &nobody), DL_EDENIED); /* Superseded before the restart. */
     /* A base from before the restart may have been merged then. */
     struct rig_member *m = &rig->members[member];
     *m = (struct rig_member){.step = 3, .tokens = 2800, .version = {9, 9, 9, 9}};
