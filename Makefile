@@ -211,6 +211,7 @@ manifests: $(BUILD)/tools/spec
 	$(BUILD)/tools/spec reference > docs/job-reference.md
 	cp crds/decoupleddilocojobs.yaml $(CHART_CRD)
 	$(HELM) template diloco helm/diloco --namespace diloco-system --kube-version 1.36.0 --set plainManifests=true > helm/install.yaml
+
 IMAGE_PREFIX ?= localhost
 IMAGE_TAG ?= dev
 images: programs
