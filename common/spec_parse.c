@@ -218,6 +218,9 @@ static enum dl_rc set_defaults(const struct dl_field *fields, size_t count, void
 static enum dl_rc read_pools(struct reader *r, const struct dl_node *list)
 {
     struct dl_learners_spec *learners = &r->spec->learners;
+    if (dl_node_is_null(list)) {
+        return DL_OK;
+    }
     if (list->kind != DL_NODE_LIST) {
         return fail(r, list, "spec.learners.pools", "a list of pools is expected");
     }

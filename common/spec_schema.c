@@ -1,6 +1,7 @@
 #include "common/spec_schema.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,23 +129,37 @@ static void put_pattern(struct dl_buf *out, unsigned depth, void (*put)(struct d
     dl_buf_puts(out, "'\n");
 }
 
+/* An API server cuts the fraction off a bound before it compares a whole number with it: 0 is not below 0.1. */
+static bool has_fraction(double bound)
+{
+    return trunc(bound) < bound;
+}
+
 static void put_number(struct dl_buf *out, unsigned depth, const struct dl_field *field)
 {
-    if ((field->flags & DL_FIELD_PLAIN) != 0) {
+    bool is_plain = (field->flags & DL_FIELD_PLAIN) != 0;
+    if (is_plain) {
         line(out, depth, "type: number");
         line(out, depth, "format: double");
     } else {
         /* A schema without a type, since none stands for "number or string": so all else is ruled out by name. */
         line(out, depth, "x-kubernetes-preserve-unknown-fields: true");
         line(out, depth, "pattern: '%s'", DL_RANGE_DECIMAL);
-        line(out, depth, "allOf:");
-        if (field->min > 0) {
-            put_pattern(out, depth, dl_range_at_least, field->min);
-        }
-        put_pattern(out, depth, dl_range_at_most, field->max);
         line(out, depth, "maxProperties: 0");
         line(out, depth, "maxItems: 0");
         line(out, depth, "not: {enum: [true, false, {}, []]}");
+    }
+    if (!is_plain || has_fraction(field->min)) {
+        line(out, depth, "allOf:");
+    }
+    if (has_fraction(field->min)) {
+        line(out, depth, "- {minimum: %.0f, exclusiveMinimum: true}", trunc(field->min));
+    }
+    if (!is_plain && field->min > 0) {
+        put_pattern(out, depth, dl_range_at_least, field->min);
+    }
+    if (!is_plain) {
+        put_pattern(out, depth, dl_range_at_most, field->max);
     }
     put_bounds(out, depth, field);
     if (field->preset != NULL) {

@@ -22,7 +22,8 @@ static enum dl_rc set_integer(const struct dl_field *field, void *base, const ch
                      (digits[0] != '0' || digits[1] == 0);
     errno = 0;
     long long value = strtoll(text, NULL, 10);
-    if (!is_number || errno != 0 || (double)value < field->min || (double)value > field->max) {
+    /* Bounds are whole numbers; a double could not tell 2^63 - 1 from its neighbours. */
+    if (!is_number || errno != 0 || value < (long long)field->min || value > (long long)field->max) {
         return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a whole number from %.0f to %.0f", text, field->min,
                           field->max);
     }

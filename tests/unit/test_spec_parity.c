@@ -2,6 +2,7 @@
  * of the custom resource takes. The schema is read as an API server reads it, by a small validator that knows the keywords
  * that stand in it; tests/cluster/test_schema.py asks a real one. */
 #include <errno.h>
+#include <math.h>
 #include <regex.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,10 +76,16 @@ static bool fits_bounds(const struct dl_node *schema, const struct dl_node *valu
     if (kind_of(value) == J_NUMBER) {
         errno = 0;
         double number = strtod(value->text, NULL);
+        double least = minimum != NULL ? strtod(minimum, NULL) : -INFINITY;
+        double most = maximum != NULL ? strtod(maximum, NULL) : INFINITY;
+        if (is_whole(value->text)) { /* As an API server does it. */
+            least = trunc(least);
+            most = trunc(most);
+        }
         bool is_int64 = text_of(schema, "format") == NULL || strcmp(text_of(schema, "format"), "int64") != 0 ||
                         (strtoll(value->text, NULL, 10) != 0 && errno == 0) || number == 0;
-        return is_int64 && (minimum == NULL || number >= strtod(minimum, NULL)) &&
-               (maximum == NULL || number <= strtod(maximum, NULL));
+        bool is_open = text_of(schema, "exclusiveMinimum") != NULL;
+        return is_int64 && number <= most && (is_open ? number > least : number >= least);
     }
     if (kind_of(value) == J_STRING) {
         const char *most = text_of(schema, "maxLength"), *least = text_of(schema, "minLength");
@@ -116,7 +123,7 @@ static bool fits(const struct dl_node *schema, const struct dl_node *value)
               (names == NULL || is_among(names, value)) && (not == NULL || !is_among(dl_node_get(not, "enum"), value));
     const struct dl_node *all = dl_node_get(schema, "allOf");
     for (const struct dl_node *one = all != NULL ? all->first : NULL; one != NULL; one = one->next) {
-        ok = ok && fits_pattern(one, value);
+        ok = ok && fits_pattern(one, value) && fits_bounds(one, value);
     }
     const struct dl_node *items = dl_node_get(schema, "items");
     for (const struct dl_node *item = value->first; ok && items != NULL && item != NULL; item = item->next) {
