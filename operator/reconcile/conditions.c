@@ -33,7 +33,7 @@ void op_conditions_read(const cJSON *status, struct op_conditions *out)
                 continue;
             }
             condition->status = truth_of(op_json_text(item, "status", ""));
-            condition->since_ns = op_time_parse(op_json_text(item, "lastTransitionTime", ""));
+            condition->since_ns = op_wall_parse(op_json_text(item, "lastTransitionTime", ""));
             snprintf(condition->reason, sizeof condition->reason, "%s", op_json_text(item, "reason", ""));
             snprintf(condition->message, sizeof condition->message, "%s", op_json_text(item, "message", ""));
         }
@@ -216,8 +216,8 @@ void op_conditions_update(struct op_conditions *conditions, const struct op_fact
 
 static void put_time(struct op_json_out *out, const char *key, int64_t wall_ns)
 {
-    char text[OP_TIME_TEXT_MAX];
-    op_time_format(wall_ns, text);
+    char text[OP_WALL_TEXT_MAX];
+    op_wall_format(wall_ns, text);
     op_json_put_text(out, key, wall_ns != 0 ? text : NULL);
 }
 

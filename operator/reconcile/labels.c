@@ -4,7 +4,7 @@
 #include <stdio.h>
 
 const struct op_part_kind op_part_kinds[OP_PART_COUNT] = {
-    [OP_PART_TOKEN] = {"v1", "secrets", "Secret", "-token"},
+    [OP_PART_TOKEN] = {"v1", "secrets", "Secret", "-token-"},
     [OP_PART_SPEC] = {"v1", "configmaps", "ConfigMap", "-spec"},
     [OP_PART_SERVICE] = {"v1", "services", "Service", "-syncer"},
     [OP_PART_SET] = {"apps/v1", "statefulsets", "StatefulSet", "-syncer"},
@@ -13,9 +13,9 @@ const struct op_part_kind op_part_kinds[OP_PART_COUNT] = {
     [OP_PART_OUTPUT] = {"v1", "persistentvolumeclaims", "PersistentVolumeClaim", "-output"},
 };
 
-void op_part_name(enum op_part object, const char *job, char out[OP_CHILD_NAME_MAX])
+void op_part_name(enum op_part part, const char *job, const char *job_uid, char out[OP_CHILD_NAME_MAX])
 {
-    snprintf(out, OP_CHILD_NAME_MAX, "%s%s", job, op_part_kinds[object].suffix);
+    snprintf(out, OP_CHILD_NAME_MAX, "%s%s%.8s", job, op_part_kinds[part].suffix, part == OP_PART_TOKEN ? job_uid : "");
 }
 
 void op_pod_name(const char *job, enum op_kind kind, uint32_t id, uint64_t incarnation, char out[OP_CHILD_NAME_MAX])

@@ -40,11 +40,13 @@ struct op_part_kind {
     const char *api;      /* "v1", "apps/v1": apiVersion. */
     const char *resource; /* "secrets": as it stands in the path. */
     const char *kind;     /* "Secret" */
-    const char *suffix;   /* The name is `<job><suffix>`. */
+    const char
+        *suffix; /* The name is `<job><suffix>`; of the token, that and the first 8 characters of the job's uid. */
 };
 extern const struct op_part_kind op_part_kinds[OP_PART_COUNT];
 
-void op_part_name(enum op_part object, const char *job, char out[OP_CHILD_NAME_MAX]);
+/* The token is only ever made, never changed: a job that is made again under its old name has another one. */
+void op_part_name(enum op_part part, const char *job, const char *job_uid, char out[OP_CHILD_NAME_MAX]);
 
 /* "<job>-learner-<id>-<incarnation>", "<job>-evaluator-<incarnation>", "<job>-syncer-<shard>". */
 void op_pod_name(const char *job, enum op_kind kind, uint32_t id, uint64_t incarnation, char out[OP_CHILD_NAME_MAX]);

@@ -242,7 +242,7 @@ static enum dl_rc render_set(const struct op_render *render, cJSON *root, uint32
 {
     char service[OP_CHILD_NAME_MAX];
     cJSON *spec = op_tree_object(root, "spec");
-    op_part_name(OP_PART_SERVICE, render->spec->name, service);
+    op_part_name(OP_PART_SERVICE, render->spec->name, render->job_uid, service);
     op_tree_text(spec, "serviceName", service);
     op_tree_number(spec, "replicas", syncers);
     op_tree_text(spec, "podManagementPolicy", "Parallel");
@@ -297,7 +297,7 @@ static enum dl_rc render(const struct op_render *how, enum op_part part, const c
 {
     char name[OP_CHILD_NAME_MAX];
     const struct op_part_kind *kind = &op_part_kinds[part];
-    op_part_name(part, how->spec->name, name);
+    op_part_name(part, how->spec->name, how->job_uid, name);
     op_tree_text(root, "apiVersion", kind->api);
     op_tree_text(root, "kind", kind->kind);
     cJSON *metadata = op_tree_object(root, "metadata");

@@ -167,9 +167,9 @@ static cJSON *add_volume(cJSON *spec, const char *name)
 static void add_volumes(const struct op_render *render, cJSON *spec)
 {
     char name[OP_CHILD_NAME_MAX];
-    op_part_name(OP_PART_SPEC, render->spec->name, name);
+    op_part_name(OP_PART_SPEC, render->spec->name, render->job_uid, name);
     op_tree_text(op_tree_object(add_volume(spec, "diloco-job"), "configMap"), "name", name);
-    op_part_name(OP_PART_TOKEN, render->spec->name, name);
+    op_part_name(OP_PART_TOKEN, render->spec->name, render->job_uid, name);
     cJSON *token = op_tree_object(add_volume(spec, "diloco-token"), "secret");
     op_tree_text(token, "secretName", name);
     op_tree_number(token, "defaultMode", 0440);
@@ -309,7 +309,7 @@ static void add_worker_variables(const struct op_render *render, cJSON *containe
 {
     DL_AUTO_FREE char *endpoints = calloc(1, ENDPOINTS_MAX);
     char service[OP_CHILD_NAME_MAX], number[16];
-    op_part_name(OP_PART_SERVICE, render->spec->name, service);
+    op_part_name(OP_PART_SERVICE, render->spec->name, render->job_uid, service);
     size_t used = 0;
     for (uint32_t i = 0; endpoints != NULL && i < render->spec->syncer.shards; i++) {
         used += (size_t)snprintf(endpoints + used, ENDPOINTS_MAX - used, "%sws://%s-%u.%s.%s.svc:%d", i > 0 ? "," : "",
@@ -373,7 +373,7 @@ static void turn_into_evaluator(const struct op_render *render, cJSON *spec)
         }
     }
     char name[OP_CHILD_NAME_MAX];
-    op_part_name(OP_PART_OUTPUT, render->spec->name, name);
+    op_part_name(OP_PART_OUTPUT, render->spec->name, render->job_uid, name);
     op_tree_text(op_tree_object(add_volume(spec, "diloco-output"), "persistentVolumeClaim"), "claimName", name);
     add_mount(container, "diloco-output", OP_OUTPUT_PATH, false);
 }

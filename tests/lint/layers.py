@@ -23,6 +23,14 @@ PURE_BUT_THREADS = ("syncer/merge/pool",)
 # Only the public face of the link may be used by the built-in trainer.
 TRAINER = ("worker/train", "worker/main_", "worker/data", "worker/model")
 
+# Within the operator: the client of the API knows no jobs (but reads JSON as the core does), the core knows nobody.
+WITHIN = {
+    "operator/reconcile/": ("operator/kube/", "operator/controller/", "operator/local/", "operator/cli/"),
+    "operator/kube/": ("operator/controller/", "operator/local/", "operator/cli/"),
+    "operator/controller/": ("operator/local/", "operator/cli/"),
+    "operator/local/": ("operator/kube/", "operator/controller/"),
+}
+
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 
 
@@ -42,6 +50,8 @@ def main():
                 top = target.split("/")[0]
                 if match.group(1) == '"' and top in MAY and top != folder and top not in may:
                     faults.append(f"{name}:{number}: {folder} may not include {target}")
+                if any(name.startswith(inner) and target.startswith(outer) for inner, outer in WITHIN.items()):
+                    faults.append(f"{name}:{number}: may not include {target}")
                 if name.startswith(PURE) and not name.startswith(PURE_BUT_THREADS) and target in IMPURE:
                     faults.append(f"{name}:{number}: a core without I/O includes {target}")
                 if name.startswith(TRAINER) and target.startswith("worker/link/") and target != "worker/link/diloco.h":

@@ -129,8 +129,8 @@ static cJSON *pod_of(const struct dl_spec *spec, enum op_kind kind, uint32_t poo
 
 static void test_names_labels_and_owners(void)
 {
-    static const char *const names[OP_PART_COUNT] = {"demo-token",  "demo-spec",   "demo-syncer", "demo-syncer",
-                                                     "demo-syncer", "demo-syncer", "demo-output"};
+    static const char *const names[OP_PART_COUNT] = {"demo-token-uid-1", "demo-spec",   "demo-syncer", "demo-syncer",
+                                                     "demo-syncer",      "demo-syncer", "demo-output"};
     struct dl_spec *spec = parse("");
     for (int part = 0; part < OP_PART_COUNT; part++) {
         cJSON *tree = part_of(spec, (enum op_part)part, 1);

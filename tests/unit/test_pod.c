@@ -287,13 +287,13 @@ static void test_times(void)
         {"2100-03-01T00:00:00Z", 4107542400},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char text[OP_TIME_TEXT_MAX];
-        CU_ASSERT_EQUAL(op_time_parse(rows[i].text), rows[i].seconds * S);
-        op_time_format(rows[i].seconds * S, text);
+        char text[OP_WALL_TEXT_MAX];
+        CU_ASSERT_EQUAL(op_wall_parse(rows[i].text), rows[i].seconds * S);
+        op_wall_format(rows[i].seconds * S, text);
         CU_ASSERT_STRING_EQUAL(text, rows[i].text);
     }
-    CU_ASSERT_EQUAL(op_time_parse("yesterday"), 0);
-    CU_ASSERT_EQUAL(op_time_parse(NULL), 0);
+    CU_ASSERT_EQUAL(op_wall_parse("yesterday"), 0);
+    CU_ASSERT_EQUAL(op_wall_parse(NULL), 0);
 }
 
 UNIT_MAIN("pod", {"K2 ways in which a pod goes", test_pods}, {"details", test_details},

@@ -1,0 +1,419 @@
+/* One look at one job: what is wanted and what is there, and what follows from the two. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "operator/controller/internal.h"
+
+#define SET_SLOW_NS (20 * OP_SECOND) /* A set that has not made its pods for so long meets an obstacle. */
+
+struct turn {
+    struct op_controller *c;
+    struct op_job *job;
+    struct op_bucket *bucket; /* NULL: no pods. */
+    int64_t now_ns, wall_ns;
+    struct op_plan plan;
+    struct dl_spec *spec; /* Parsed when something has to be made; NULL before. */
+    struct op_problem problem;
+};
+
+static bool is_over(enum op_job_phase phase)
+{
+    return phase == OP_JOB_SUCCEEDED || phase == OP_JOB_STOPPED || phase == OP_JOB_FAILED;
+}
+
+static bool parse(struct turn *t)
+{
+    struct dl_err err;
+    if (t->spec == NULL &&
+        dl_spec_parse(t->job->manifest, t->job->manifest_size, "the job", &t->spec, NULL, &err) != DL_OK) {
+        op_problem_set(&t->job->spec_problem, "InvalidSpec", "%s", err.text);
+        return false;
+    }
+    return true;
+}
+
+/* --- what is there --- */
+
+static uint32_t pool_of(const struct op_wanted *wanted, const char *name)
+{
+    for (uint32_t i = 0; i < wanted->pool_count; i++) {
+        if (strcmp(wanted->pools[i].name, name) == 0) {
+            return i;
+        }
+    }
+    return DL_SPEC_POOLS_MAX - 1; /* A pool that is gone: nobody is wanted there. */
+}
+
+static const struct op_learner_status *learner_of(const struct op_job *job, const struct op_pod *pod)
+{
+    for (uint32_t i = 0; i < job->view.learner_count && pod->kind == OP_LEARNER; i++) {
+        if (job->view.learners[i].learner == pod->id && strcmp(job->view.learners[i].uid, pod->uid) == 0) {
+            return &job->view.learners[i];
+        }
+    }
+    return NULL;
+}
+
+static bool is_heard(const struct turn *t)
+{
+    return t->job->heard_ns != 0 && t->now_ns - t->job->heard_ns < OP_HEARD_NS;
+}
+
+static void observe(const struct turn *t, struct op_instance *instances)
+{
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        const struct op_pod *pod = &t->bucket->pods[i]->pod;
+        struct op_pod_context context = {
+            .node = pod->node[0] != 0 ? op_map_get(&t->c->nodes, pod->node) : NULL,
+            .learner = learner_of(t->job, pod),
+            .syncers_heard = is_heard(t),
+            .pool = pool_of(&t->job->wanted, pod->pool),
+        };
+        op_pod_instance(pod, &context, &instances[i]);
+    }
+}
+
+/* --- the parts --- */
+
+static bool wants_part(const struct turn *t, enum op_part part)
+{
+    return part != OP_PART_OUTPUT || t->job->has_evaluator;
+}
+
+static void send_part(struct turn *t, enum op_part part)
+{
+    struct op_job *job = t->job;
+    struct dl_err err;
+    char token[OP_TOKEN_TEXT_MAX] = "";
+    DL_AUTO_FREE char *text = NULL;
+    if (part == OP_PART_TOKEN && (job->part_done[part] != 0 || !op_token_of_job(t->c, job->uid, token))) {
+        job->parts_hash = job->part_done[part] != 0 ? job->parts_hash : 0;
+        return;
+    }
+    struct op_render render = {.spec = t->spec, .job_uid = job->uid, .options = &t->c->options.render};
+    if (op_render_part(&render, part, token, t->plan.syncers_wanted, &text, &err) != DL_OK) {
+        op_problem_set(&job->part_problem, "InvalidSpec", "%s", err.text);
+        job->part_failures = DL_MAX(job->part_failures, 1u);
+        return;
+    }
+    uint64_t digest = dl_hash64(text, strlen(text), 0) | 1;
+    if (job->part_sent[part] == 0 && job->part_done[part] != digest) {
+        op_act_part(t->c, job, part, text, digest);
+    } else if (job->part_sent[part] != 0 && job->part_sent[part] != digest) {
+        job->parts_hash = 0; /* Once what is on its way has arrived. */
+    }
+}
+
+static bool needs_parts(const struct turn *t)
+{
+    /* A job that was made suspended has nothing yet, and one that is over keeps what it has. */
+    return t->job->started_ns != 0 || t->job->has_set;
+}
+
+static void keep_parts(struct turn *t)
+{
+    struct op_job *job = t->job;
+    if (!needs_parts(t)) {
+        return;
+    }
+    if (t->now_ns < job->parts_due_ns) {
+        op_controller_wake(t->c, job->key, job->parts_due_ns);
+        return;
+    }
+    if (job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns >= OP_RESYNC_NS) {
+        job->parts_hash = 0;
+        for (int part = 0; part < OP_PART_COUNT; part++) {
+            job->part_done[part] = part == OP_PART_TOKEN ? job->part_done[part] : 0;
+        }
+    }
+    uint64_t hash = (job->manifest_hash + t->plan.syncers_wanted) | 1;
+    if (hash == job->parts_hash || !parse(t)) {
+        return;
+    }
+    job->parts_hash = hash;
+    job->parts_applied_ns = t->now_ns;
+    job->part_failures = 0;
+    for (int part = 0; part < OP_PART_COUNT; part++) {
+        if (wants_part(t, (enum op_part)part)) {
+            send_part(t, (enum op_part)part);
+        }
+    }
+}
+
+/* --- the plan carried out --- */
+
+static void start_pod(struct turn *t, const struct op_change *change)
+{
+    struct dl_err err;
+    DL_AUTO_FREE char *text = NULL;
+    bool is_rendered = false;
+    if (parse(t)) {
+        struct op_render render = {.spec = t->spec, .job_uid = t->job->uid, .options = &t->c->options.render};
+        uint32_t pool = change->kind == OP_EVALUATOR ? 0 : change->pool;
+        is_rendered = op_render_pod(&render, change->kind, pool, change->id, change->incarnation, &text, &err) == DL_OK;
+    } else {
+        snprintf(err.text, sizeof err.text, "%s", t->job->spec_problem.message);
+    }
+    if (!is_rendered) {
+        op_problem_set(&t->job->pod_problem, "InvalidSpec", "%s", err.text);
+        op_plan_on_start_failed(t->job->planner, &t->job->wanted, change, t->wall_ns);
+        return;
+    }
+    op_act_start(t->c, t->job, change, text);
+}
+
+static struct op_held_pod *find_pod(const struct turn *t, const struct op_change *change)
+{
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        const struct op_pod *pod = &t->bucket->pods[i]->pod;
+        if (pod->kind == change->kind && pod->id == change->id && pod->incarnation == change->incarnation) {
+            return t->bucket->pods[i];
+        }
+    }
+    return NULL;
+}
+
+static void say_why(struct turn *t, const struct op_change *change, const struct op_held_pod *held)
+{
+    const struct op_pod *pod = &held->pod;
+    if (held->deleted_ns != 0 || pod->is_leaving) {
+        return; /* Said before. */
+    }
+    if (change->type == OP_FORGET) {
+        if (pod->phase != OP_POD_SUCCEEDED) {
+            op_act_event(t->c, t->job, true, pod->reason[0] != 0 ? pod->reason : "Ended", "Replace",
+                         "%s ended%s with %d: %s", held->name, pod->is_out_of_memory ? " out of memory" : "", pod->code,
+                         pod->message);
+        }
+        return;
+    }
+    op_act_event(t->c, t->job, change->reason == OP_REASON_NODE_LOST, op_reason_name(change->reason), "Stop",
+                 "%s is asked to stop (%s)", held->name, op_reason_name(change->reason));
+}
+
+static void carry_out(struct turn *t)
+{
+    for (uint32_t i = 0; i < t->plan.change_count; i++) {
+        const struct op_change *change = &t->plan.changes[i];
+        switch (change->type) {
+        case OP_START: start_pod(t, change); break;
+        case OP_STOP:
+        case OP_KILL: /* The kubelet kills after the grace period. */
+        case OP_FORGET: {
+            struct op_held_pod *held = find_pod(t, change);
+            if (held != NULL) {
+                say_why(t, change, held);
+                op_act_delete_pod(t->c, t->job, held);
+            }
+            break;
+        }
+        case OP_STOP_JOB: op_progress_order(t->c, t->job, "stop", t->now_ns); break;
+        case OP_FINISH_JOB: op_progress_order(t->c, t->job, "finish", t->now_ns); break;
+        }
+    }
+}
+
+/* --- what is said --- */
+
+static void find_problem(struct turn *t)
+{
+    struct op_job *job = t->job;
+    const struct op_problem *refused[] = {&job->spec_problem, &job->part_problem, &job->pod_problem};
+    for (size_t i = 0; i < DL_COUNT_OF(refused); i++) {
+        if (refused[i]->reason[0] != 0) {
+            t->problem = *refused[i];
+            return;
+        }
+    }
+    uint32_t syncers = 0;
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        const struct op_held_pod *held = t->bucket->pods[i];
+        uint32_t pool = pool_of(&job->wanted, held->pod.pool);
+        syncers += held->pod.kind == OP_SYNCER ? 1 : 0;
+        op_problem_of_pod(&held->pod, held->name, held->pod.kind == OP_LEARNER && t->plan.pools[pool].scavenged > 0,
+                          t->wall_ns, &t->problem);
+    }
+    bool is_late = job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns > SET_SLOW_NS;
+    if (t->problem.reason[0] == 0 && syncers < t->plan.syncers_wanted && is_late && job->part_done[OP_PART_SET] != 0) {
+        op_problem_set(&t->problem, "SyncersMissing",
+                       "StatefulSet %s-syncer has made %u of %u pods (kubectl describe statefulset %s-syncer)",
+                       job->name, syncers, t->plan.syncers_wanted, job->name);
+    }
+}
+
+static void tell_changes(struct turn *t, enum op_job_phase phase)
+{
+    struct op_job *job = t->job;
+    if (!job->has_phase || job->phase != phase) {
+        bool is_bad = phase == OP_JOB_FAILED;
+        op_act_event(t->c, job, is_bad, op_job_phase_name(phase), "Reconcile", "%s%s%s",
+                     t->plan.reason != OP_REASON_NONE && is_over(phase) ? op_reason_name(t->plan.reason) : "",
+                     is_over(phase) ? ": " : "", t->plan.message);
+    }
+    if (t->problem.reason[0] != 0 && strcmp(job->problem, t->problem.reason) != 0) {
+        op_act_event(t->c, job, true, t->problem.reason, "Reconcile", "%s", t->problem.message);
+    }
+}
+
+/* K7: at most every 5 s, but a new phase, and a new problem (K6), at once. */
+static void write_status(struct turn *t, const struct op_facts *facts)
+{
+    struct op_job *job = t->job;
+    struct dl_err err;
+    DL_AUTO_FREE char *text = NULL;
+    enum op_job_phase phase = op_facts_phase(facts);
+    op_conditions_update(&job->conditions, facts);
+    if (job->is_writing) {
+        return; /* Its answer comes back here. */
+    }
+    bool is_news = !job->has_phase || phase != job->phase || strcmp(job->problem, t->problem.reason) != 0;
+    int64_t due_ns = job->status_ns != 0 ? job->status_ns + OP_STATUS_INTERVAL_NS : t->now_ns;
+    if (!is_news && t->now_ns < due_ns) {
+        op_controller_wake(t->c, job->key, due_ns);
+        return;
+    }
+    if (op_status_patch(facts, &job->conditions, job->uid, &text, &err) != DL_OK) {
+        dl_warn("status not written job=%s error=\"%s\"", job->key, err.text);
+        return;
+    }
+    uint64_t digest = dl_hash64(text, strlen(text), 0);
+    if (digest == job->status_hash) {
+        return;
+    }
+    tell_changes(t, phase);
+    job->status_ns = t->now_ns;
+    op_act_status(t->c, job, text, phase, t->problem.reason, digest);
+}
+
+static void say(struct turn *t)
+{
+    struct op_job *job = t->job;
+    find_problem(t);
+    struct op_facts facts = {
+        .job = job->name,
+        .wanted = &job->wanted,
+        .plan = &t->plan,
+        .view = is_heard(t) ? &job->view : NULL,
+        .problem = &t->problem,
+        .learners_min = job->learners_min,
+        .active = t->bucket != NULL ? t->bucket->count : 0,
+        .generation = job->generation,
+        .started_ns = job->started_ns,
+        .now_ns = t->wall_ns,
+    };
+    enum op_job_phase phase = op_facts_phase(&facts);
+    if (phase == OP_JOB_SUSPENDED) {
+        job->started_ns = facts.started_ns = 0; /* A resumed job starts anew. */
+    }
+    if (is_over(phase) && job->completed_ns == 0) {
+        job->completed_ns = t->wall_ns;
+    }
+    facts.completed_ns = is_over(phase) ? job->completed_ns : 0;
+    write_status(t, &facts);
+}
+
+/* --- a job that is over --- */
+
+static void clean_up(struct turn *t)
+{
+    struct op_job *job = t->job;
+    op_planner_free(job->planner); /* What it remembers is of no more use. */
+    job->planner = NULL;
+    op_status_release(&job->view);
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        if (t->bucket->pods[i]->pod.kind != OP_SYNCER) {
+            op_act_delete_pod(t->c, job, t->bucket->pods[i]);
+        }
+    }
+    if (job->ttl_seconds < 0 || job->is_deleting) {
+        return;
+    }
+    int64_t left_ns = job->completed_ns + job->ttl_seconds * OP_SECOND - t->wall_ns;
+    if (left_ns <= 0) {
+        op_act_delete_job(t->c, job);
+    } else {
+        op_controller_wake(t->c, job->key, t->now_ns + left_ns);
+    }
+}
+
+/* --- the turn --- */
+
+static bool plan(struct turn *t)
+{
+    struct op_job *job = t->job;
+    struct dl_err err;
+    struct op_progress progress;
+    if (job->planner == NULL && op_planner_new(&job->planner, &err) != DL_OK) {
+        return false;
+    }
+    uint32_t count = t->bucket != NULL ? t->bucket->count : 0;
+    DL_AUTO_FREE struct op_instance *instances = calloc(count + 1, sizeof *instances);
+    if (instances == NULL) {
+        return false;
+    }
+    if (!job->wanted.suspend && job->started_ns == 0) {
+        job->started_ns = t->wall_ns;
+    }
+    job->wanted.started_ns = job->started_ns;
+    job->wanted.capacity_changes = t->c->capacity_changes;
+    /* Pods need the token and the spec; addresses are names that are known before anybody listens there. */
+    job->wanted.endpoints_known = job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0;
+    observe(t, instances);
+    op_progress_read(job, t->bucket, &progress);
+    op_plan_make(job->planner, &job->wanted, &progress, instances, count, t->wall_ns, &t->plan);
+    return true;
+}
+
+static void turn_of_job(struct turn *t)
+{
+    struct op_job *job = t->job;
+    if (job->is_leaving) {
+        return;
+    }
+    if (job->is_settled) {
+        clean_up(t);
+        return;
+    }
+    if (job->spec_problem.reason[0] != 0) {
+        t->plan = (struct op_plan){.phase = job->has_phase ? job->phase : OP_JOB_PENDING, .next_ns = INT64_MAX};
+        snprintf(t->plan.message, sizeof t->plan.message, "%.*s", OP_PLAN_TEXT_MAX - 1, job->spec_problem.message);
+        say(t);
+        return;
+    }
+    if (!job->has_replicas && !job->is_filling) {
+        op_act_fill_replicas(t->c, job);
+    }
+    op_progress_poll(t->c, job, t->now_ns);
+    if (!plan(t)) {
+        op_controller_wake(t->c, job->key, t->now_ns + OP_SECOND);
+        return;
+    }
+    keep_parts(t);
+    carry_out(t);
+    say(t);
+    if (t->plan.next_ns != INT64_MAX) {
+        op_controller_wake(t->c, job->key, t->now_ns + DL_MAX(t->plan.next_ns - t->wall_ns, INT64_C(0)));
+    }
+    if (t->plan.syncers_ready > 0 && !is_over(t->plan.phase)) {
+        op_controller_wake(t->c, job->key, DL_MAX(job->poll_due_ns, t->now_ns + OP_SETTLE_NS));
+    }
+}
+
+void op_turn(struct op_controller *c, const char *job_key)
+{
+    struct turn t = {.c = c, .job = op_store_job(c, job_key)};
+    if (t.job == NULL) {
+        return;
+    }
+    t.bucket = op_store_bucket(c, t.job->uid);
+    t.now_ns = op_loop_now_ns(c->loop);
+    t.wall_ns = dl_wall_ns();
+    turn_of_job(&t);
+    dl_spec_free(t.spec);
+}
