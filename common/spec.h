@@ -62,6 +62,7 @@ struct dl_data_spec {
     enum dl_data_format format;                      /* auto: .bin by header, gzip/dictzip by magic, else text. */
     double validation_fraction;                      /* Tail of the data, held out; never trained on. */
     uint32_t validation_sequences;                   /* Sequences in one evaluation. */
+    uint32_t lease_sequences; /* Positions of the data that a learner takes at once; 0: some hundred steps' worth. */
 };
 
 struct dl_inner_spec { /* AdamW. */

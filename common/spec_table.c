@@ -107,6 +107,8 @@ const struct dl_field dl_spec_fields[] = {
         "Share of the data, at its end, held out for validation and never trained on."),
     U32("training.data.validationSequences", training.data.validation_sequences, "64", 1, 65536, 0,
         "Sequences in one evaluation."),
+    U32("training.data.leaseSequences", training.data.lease_sequences, "0", 0, 1 << 30, 0,
+        "Sequences that a learner takes from the job's data at once (rounded up to whole steps); 0: 128 steps' worth."),
 
     F64("training.innerOptimizer.learningRate", training.inner.learning_rate, "0.001", 1e-9, 10, 0,
         "AdamW's peak rate."),

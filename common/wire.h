@@ -15,6 +15,8 @@
  *     HELLO (identity, tensors)   ->
  *                                 <-     WELCOME (id, settings, versions)  or  REFUSE, then close
  *                                 <-     UPDATE + CHUNKs for every fragment that is newer than the learner's
+ *     LEASE_REQUEST               ->     (learners that take their data from the job's ledger; shard 0 only)
+ *                                 <-     LEASE (once it is durable)
  *     META at every step boundary ->
  *                                 <-     PULL (round, fragment)
  *     TRACE (before a PUSH)       ->     (what this learner's parameters depend on, see docs/tape.md)
@@ -52,6 +54,7 @@
 #define DL_TRACE_KIND_MAX 16
 #define DL_TRACE_TEXT_MAX 128
 #define DL_TRACE_NO_FRAGMENT UINT32_MAX
+#define DL_WIRE_BATCH_MAX (1u << 24) /* Sequences in one inner step. */
 
 enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_HELLO = 1,
@@ -69,6 +72,8 @@ enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_GOODBYE = 13,
                     DL_WIRE_STOP = 14,
                     DL_WIRE_TRACE = 15,
+                    DL_WIRE_LEASE_REQUEST = 16,
+                    DL_WIRE_LEASE = 17,
 };
 
 enum dl_role { DL_ROLE_LEARNER = 0, DL_ROLE_EVALUATOR = 1 }; /* Evaluators observe: never pulled, never in a quorum. */
@@ -88,6 +93,7 @@ enum dl_verdict {
     DL_VERDICT_BELOW_QUORUM = 10, /* The round ended without its quorum (at shutdown). */
     DL_VERDICT_ABORTED = 11,      /* The connection was lost in the middle of the transfer. */
     DL_VERDICT_NOTHING = 12,      /* No steps since the last update of this fragment. */
+    DL_VERDICT_LEASE_LOST = 13,   /* It holds data that was leased out again: this learner was gone too long. */
     DL_VERDICT_COUNT
 };
 const char *dl_verdict_name(enum dl_verdict verdict); /* "accepted", "late", "stale_base", ... */
@@ -210,6 +216,8 @@ struct dl_wire_push {
     uint8_t codec;   /* enum dl_codec */
     uint64_t bytes;  /* Encoded size, all chunks together. */
     uint64_t trace;  /* What the snapshot depends on was sent in TRACEs up to this position. */
+    /* The snapshot has seen all of the learner's leases before `lease`, and the first `cursor` positions of it. 0: none. */
+    uint64_t lease, cursor;
 };
 
 struct dl_wire_push_none {
@@ -269,6 +277,22 @@ struct dl_wire_trace {
     struct dl_trace_entry entries[DL_WIRE_TRACE_MAX];
 };
 
+/* What a learner has of the job's data: after every WELCOME of shard 0, and when it wants more. A repeat is harmless. */
+struct dl_wire_lease_request {
+    uint64_t last;  /* The highest lease that it holds, or has held; 0: none. */
+    uint32_t batch; /* Sequences in one of its steps. */
+    uint8_t want;   /* 1: another one, please. */
+};
+
+/* Positions `first` .. first + count - 1 of the job's data are the learner's to train on. Or `revoked`: all leases up to
+ * `lease` are others' by now, and what was trained on them and not merged must not be pushed: the learner takes the global
+ * state anew. */
+struct dl_wire_lease {
+    uint64_t lease, first;
+    uint32_t count;
+    uint8_t revoked;
+};
+
 struct dl_wire_header {
     enum dl_wire_type type;
     uint32_t payload_bytes;
@@ -293,6 +317,8 @@ struct dl_wire_message {
         struct dl_wire_goodbye goodbye;
         struct dl_wire_stop stop;
         struct dl_wire_trace trace;
+        struct dl_wire_lease_request lease_request;
+        struct dl_wire_lease lease;
     } as;
 };
 

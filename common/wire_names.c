@@ -25,6 +25,7 @@ const char *dl_verdict_name(enum dl_verdict verdict)
         [DL_VERDICT_BELOW_QUORUM] = "below_quorum",
         [DL_VERDICT_ABORTED] = "aborted",
         [DL_VERDICT_NOTHING] = "nothing",
+        [DL_VERDICT_LEASE_LOST] = "lease_lost",
     };
     return (unsigned)verdict < DL_VERDICT_COUNT ? names[verdict] : "unknown";
 }

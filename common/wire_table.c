@@ -103,6 +103,8 @@ static const struct dl_wire_field push_fields[] = {
     U8(push, codec, 0, DL_CODEC_INT4),
     U64(push, bytes, 1, BYTES_MAX),
     COUNTER(push, trace),
+    COUNTER(push, lease),
+    COUNTER(push, cursor),
 };
 
 static const struct dl_wire_field push_none_fields[] = {
@@ -170,6 +172,19 @@ static const struct dl_wire_field trace_fields[] = {
     TRACE(trace),
 };
 
+static const struct dl_wire_field lease_request_fields[] = {
+    COUNTER(lease_request, last),
+    U32(lease_request, batch, 1, DL_WIRE_BATCH_MAX),
+    U8(lease_request, want, 0, 1),
+};
+
+static const struct dl_wire_field lease_fields[] = {
+    U64(lease, lease, 1, DL_WIRE_COUNTER_MAX),
+    COUNTER(lease, first),
+    U32(lease, count, 0, UINT32_MAX),
+    U8(lease, revoked, 0, 1),
+};
+
 static const struct dl_wire_format formats[] = {
     [DL_WIRE_HELLO] = {"hello", hello_fields, DL_COUNT_OF(hello_fields), DL_WIRE_HELLO_PAYLOAD_MAX},
     [DL_WIRE_WELCOME] = CONTROL("welcome", welcome_fields),
@@ -186,6 +201,8 @@ static const struct dl_wire_format formats[] = {
     [DL_WIRE_GOODBYE] = CONTROL("goodbye", goodbye_fields),
     [DL_WIRE_STOP] = CONTROL("stop", stop_fields),
     [DL_WIRE_TRACE] = CONTROL("trace", trace_fields),
+    [DL_WIRE_LEASE_REQUEST] = CONTROL("lease_request", lease_request_fields),
+    [DL_WIRE_LEASE] = CONTROL("lease", lease_fields),
 };
 
 /* The longest message that is not HELLO must fit: a full list of fragments and a text. */

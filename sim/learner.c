@@ -135,6 +135,7 @@ static void begin_step(struct sim_world *world, uint32_t n)
     struct sim_learner *learner = &world->learners[n];
     double seconds = world->faults.step_seconds * learner->speed * sim_uniform(&world->rng, 0.875, 1.125);
     learner->stepping = true;
+    sim_data_take(world, n);
     wake_at(world, n, world->now_ns + DL_MAX(sim_ns(seconds), 1));
 }
 
@@ -214,6 +215,7 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
         .shards = world->config.spec->syncer.shards,
         .tensors = world->layout->tensors,
         .tensor_count = world->layout->tensor_count,
+        .batch = SIM_BATCH,
     };
     struct dl_err err;
     if (wk_link_new(&config, &learner->link, &err) != DL_OK) {
@@ -225,6 +227,7 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
     learner->incarnation = sim_ledger_incarnation(world, learner->nonce);
     learner->alive = true;
     learner->stepping = learner->done = false;
+    learner->source = UINT64_MAX;
     learner->trainer_ns = learner->tick_ns = INT64_MAX;
     for (uint32_t s = 0; s < SIM_SHARDS_MAX; s++) {
         learner->conns[s] = SIM_NONE;
@@ -307,7 +310,7 @@ void sim_learner_connected(struct sim_world *world, uint32_t c)
     if (!learner->alive || learner->conns[conn->shard] != c) {
         return;
     }
-    if (!syncer->alive) {
+    if (!syncer->alive || world->now_ns < learner->isolated_until_ns) {
         learner->conns[conn->shard] = SIM_NONE;
         wk_link_on_disconnected(learner->link, world->now_ns, conn->shard, "refused");
     } else {

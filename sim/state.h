@@ -5,7 +5,8 @@
  *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
  *     transmit.c what a syncer sends
  *     ledger.c   what must hold across all of them
- *     tape.c     whether the tape holds what every commit depends on */
+ *     tape.c     whether the tape holds what every commit depends on
+ *     data.c     the job's data: what is durable of its leases, and what must hold of it */
 #ifndef DL_SIM_STATE_H
 #define DL_SIM_STATE_H
 
@@ -35,6 +36,7 @@ enum sim_kind {
     SIM_DURABLE,       /* a: shard, b: local fragment. A new version is on disk ... */
     SIM_COMMITTED,     /* ... and the core hears of it. */
     SIM_SAVED,         /* a: shard. It was asked to leave, and has nothing left to lose. */
+    SIM_LEDGER,        /* a: shard. The oldest changes of the ledger of data may become durable. */
     SIM_FAULT_CUT,     /* a: connection */
     SIM_FAULT_BLOCK,   /* a: connection */
     SIM_FAULT_KILL,    /* a: learner */
@@ -88,6 +90,12 @@ struct sim_held { /* A push that the syncer holds. */
     bool complete;
 };
 
+struct sim_ledger_job { /* Changes of the ledger of data on their way to the disk. */
+    struct sim_ledger_job *next;
+    uint64_t ticket;
+    struct sy_ledger_changes changes; /* Its arrays are the job's. */
+};
+
 struct sim_learner {
     uint64_t generation; /* Changes with every process. */
     bool alive, done;
@@ -95,7 +103,8 @@ struct sim_learner {
     uint64_t nonce;
     uint32_t incarnations, incarnation; /* Index in the ledger. */
     double speed;
-    int64_t stalled_until_ns;
+    int64_t stalled_until_ns, isolated_until_ns;
+    uint64_t source;             /* The lease that its last sequences were of; UINT64_MAX: none yet. */
     int64_t trainer_ns, tick_ns; /* When they are scheduled; INT64_MAX: not. */
     bool stepping;               /* A step is being computed: nothing wakes the trainer. */
     uint32_t conns[SIM_SHARDS_MAX];
@@ -126,6 +135,10 @@ struct sim_syncer {
     uint64_t unheard;        /* Durable rounds of which the core has not heard yet. */
     uint64_t next_admission; /* As the store sees to it: grows over restarts. */
     uint32_t *member_conns;
+    /* A disk writes in the order of what it was asked for. */
+    uint64_t tickets, written;
+    uint64_t making_ticket[SIM_FRAGMENTS_MAX];
+    struct sim_ledger_job *ledger_jobs, *ledger_last;
 };
 
 struct sim_incarnation {
@@ -135,6 +148,19 @@ struct sim_incarnation {
     struct dl_trace_entry *done;
     uint64_t done_count, done_capacity;
     uint64_t traced[SIM_SHARDS_MAX], traced_durably[SIM_SHARDS_MAX];
+    struct wk_range *taken; /* Data that it trained on, by lease. */
+    uint32_t taken_count, taken_capacity;
+};
+
+/* What is on the disk of shard 0 of the job's data, and who has been counted for each position. */
+struct sim_data {
+    struct sy_lease *leases; /* [lease - 1] */
+    uint32_t lease_count, lease_capacity;
+    struct sy_range *ranges;
+    uint32_t range_count;
+    uint32_t *counted_by; /* By position: incarnation + 1, or 0. */
+    uint64_t position_capacity;
+    uint8_t *seen; /* Scratch of the check, by position. */
 };
 
 struct sim_world {
@@ -152,7 +178,8 @@ struct sim_world {
     uint32_t conn_count, conn_capacity;
     struct sim_incarnation *incarnations;
     uint32_t incarnation_count, incarnation_capacity;
-    uint64_t tokens;                       /* Trained by all of them, in truth. */
+    uint64_t tokens; /* Trained by all of them, in truth. */
+    struct sim_data data;
     uint64_t *contents[SIM_FRAGMENTS_MAX]; /* By version. */
     uint64_t content_capacity[SIM_FRAGMENTS_MAX];
     struct sim_counts counts;
@@ -209,10 +236,24 @@ void sim_syncer_committed(struct sim_world *world, uint32_t shard, uint32_t loca
 void sim_syncer_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
 void sim_syncer_lost(struct sim_world *world, uint32_t conn);
 
+/* True when the disk has come to this ticket. */
+bool sim_syncer_writes(struct sim_world *world, uint32_t shard, uint64_t ticket);
+void sim_syncer_settle(struct sim_world *world, uint32_t shard); /* After an event of its core. */
+
 /* transmit.c */
 void sim_transmit(struct sim_world *world, uint32_t conn, const struct dl_wire_message *message);
 void sim_transmit_soon(struct sim_world *world, uint32_t conn); /* Something is wanted there. */
 void sim_syncer_pump(struct sim_world *world, uint32_t conn);
+
+/* data.c */
+#define SIM_BATCH 4 /* Sequences in a step. */
+void sim_data_take(struct sim_world *world, uint32_t n);
+void sim_data_write(struct sim_world *world, uint32_t shard);
+void sim_data_durable(struct sim_world *world, uint32_t shard);
+void sim_data_count(struct sim_world *world, uint64_t nonce, const struct dl_wire_push *push);
+void sim_data_restore(struct sim_world *world, uint32_t shard);
+void sim_data_forget_jobs(struct sim_syncer *syncer);
+void sim_data_release(struct sim_world *world);
 
 /* ledger.c */
 uint32_t sim_ledger_incarnation(struct sim_world *world, uint64_t nonce);

@@ -78,6 +78,7 @@ static void start_job(struct sim_world *world, uint32_t shard, const struct sy_a
     syncer->commit_ns[local] = sim_ns(sim_uniform(&world->rng, 0, world->faults.commit_seconds));
     world->counts.merges += seed ? 0 : 1;
     world->counts.seeds += seed ? 1 : 0;
+    syncer->making_ticket[local] = ++syncer->tickets;
     sim_at(world, world->now_ns + syncer->merge_ns[local] + syncer->commit_ns[local], SIM_DURABLE, shard, local,
            syncer->epoch, NULL);
 }
@@ -186,6 +187,14 @@ static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_a
             sim_conn_close(world, c, false);
         }
         break;
+    case SY_ACT_LEDGER: sim_data_write(world, shard); break;
+    case SY_ACT_LEASE:
+        if (conn != NULL) {
+            world->scratch.type = DL_WIRE_LEASE;
+            world->scratch.as.lease = action->as.lease;
+            sim_transmit(world, c, &world->scratch);
+        }
+        break;
     case SY_ACT_NOTE: break;
     }
 }
@@ -216,6 +225,21 @@ static void after_event(struct sim_world *world, uint32_t shard)
         syncer->tick_ns = due_ns;
         sim_at(world, due_ns, SIM_SYNCER_TICK, shard, 0, syncer->epoch, NULL);
     }
+}
+
+void sim_syncer_settle(struct sim_world *world, uint32_t shard)
+{
+    after_event(world, shard);
+}
+
+bool sim_syncer_writes(struct sim_world *world, uint32_t shard, uint64_t ticket)
+{
+    struct sim_syncer *syncer = &world->syncers[shard];
+    if (ticket != syncer->written + 1) {
+        return false;
+    }
+    syncer->written++;
+    return true;
 }
 
 /* --- what comes in
@@ -366,6 +390,8 @@ static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire
         sim_tape_take(world, conn->shard, &message->as.trace);
     } else if (message->type == DL_WIRE_PUSH_NONE) {
         sy_core_on_push_none(syncer->core, world->now_ns, member, &message->as.push_none);
+    } else if (message->type == DL_WIRE_LEASE_REQUEST) {
+        sy_core_on_lease_request(syncer->core, world->now_ns, member, &message->as.lease_request);
     } else if (message->type == DL_WIRE_GOODBYE) {
         bool preempted = message->as.goodbye.preempted != 0;
         let_go(world, c);
@@ -460,6 +486,10 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         sim_at(world, world->now_ns + SIM_SECOND, SIM_DURABLE, shard, local, syncer->epoch, NULL);
         return;
     }
+    if (!sim_syncer_writes(world, shard, syncer->making_ticket[local])) {
+        sim_at(world, world->now_ns + SIM_SECOND / 1000, SIM_DURABLE, shard, local, syncer->epoch, NULL);
+        return;
+    }
     syncer->durable[local] = syncer->making[local];
     sim_tape_durable(world, shard);
     sim_ledger_content(world, fragment, syncer->durable[local].version, syncer->durable[local].content, true);
@@ -474,6 +504,9 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         }
         sim_ledger_merge(world, fragment, held->nonce, &held->push);
         sim_tape_merged(world, shard, held->nonce, &held->push);
+        if (shard == 0) {
+            sim_data_count(world, held->nonce, &held->push);
+        }
         syncer->tokens_merged += held->push.tokens;
     }
     save(syncer, count > 0);
@@ -529,6 +562,8 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard)
     if (syncer->incarnations == NULL) {
         syncer->incarnations = calloc(sy_core_members(syncer->core), sizeof *syncer->incarnations);
     }
+    syncer->tickets = syncer->written = 0;
+    sim_data_restore(world, shard);
     free(syncer->member_conns);
     syncer->member_conns = malloc(sy_core_members(syncer->core) * sizeof *syncer->member_conns);
     for (uint32_t m = 0; syncer->member_conns != NULL && m < sy_core_members(syncer->core); m++) {
@@ -573,6 +608,7 @@ void sim_syncer_crash(struct sim_world *world, uint32_t shard)
         drop_until(syncer, i, UINT64_MAX);
     }
     sim_tape_crash(world, shard);
+    sim_data_forget_jobs(syncer);
     sy_core_free(dl_take(syncer->core));
     syncer->alive = false;
     syncer->paused_until_ns = 0;

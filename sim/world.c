@@ -119,6 +119,7 @@ void sim_world_free(struct sim_world *world)
         sy_core_free(syncer->core);
         free(syncer->member_conns);
         free(syncer->incarnations);
+        sim_data_forget_jobs(syncer);
         for (uint32_t i = 0; i < SIM_FRAGMENTS_MAX; i++) {
             while (syncer->held[i] != NULL) {
                 struct sim_held *next = syncer->held[i]->next;
@@ -141,6 +142,7 @@ void sim_world_free(struct sim_world *world)
         free(world->incarnations[i].done);
     }
     free(world->conns);
+    sim_data_release(world);
     free(world->incarnations);
     free(world->encode_buffer);
     dl_layout_free(world->layout);
@@ -163,6 +165,23 @@ void sim_world_kill(struct sim_world *world, uint32_t n, double restart_seconds)
     if (restart_seconds >= 0) {
         sim_at(world, world->now_ns + sim_ns(restart_seconds), SIM_START_LEARNER, n, 0, 0, NULL);
     }
+}
+
+void sim_world_isolate(struct sim_world *world, uint32_t n, double seconds)
+{
+    struct sim_learner *learner = &world->learners[n];
+    learner->isolated_until_ns = world->now_ns + sim_ns(seconds);
+    for (uint32_t s = 0; s < world->config.spec->syncer.shards; s++) {
+        if (learner->conns[s] != SIM_NONE) {
+            sim_conn_cut(world, learner->conns[s]);
+        }
+    }
+}
+
+void sim_world_crash(struct sim_world *world, uint32_t shard, double restart_seconds)
+{
+    sim_syncer_crash(world, shard);
+    sim_at(world, world->now_ns + sim_ns(restart_seconds), SIM_START_SYNCER, shard, 0, 0, NULL);
 }
 
 void sim_world_set_speed(struct sim_world *world, uint32_t n, double factor)
@@ -254,6 +273,7 @@ static int64_t held_until(const struct sim_world *world, const struct sim_event 
     case SIM_SYNCER_TICK:
     case SIM_SYNCER_BEAT:
     case SIM_DURABLE:
+    case SIM_LEDGER:
     case SIM_COMMITTED:
     case SIM_SAVED: return world->syncers[event->a].paused_until_ns;
     case SIM_FAULT_CUT:
@@ -282,6 +302,7 @@ static bool is_of_the_past(const struct sim_world *world, const struct sim_event
     case SIM_SYNCER_TICK:
     case SIM_SYNCER_BEAT:
     case SIM_DURABLE:
+    case SIM_LEDGER:
     case SIM_COMMITTED:
     case SIM_SAVED:
     case SIM_FAULT_CRASH:
@@ -330,6 +351,7 @@ static void dispatch(struct sim_world *world, const struct sim_event *event)
     case SIM_DURABLE: sim_syncer_durable(world, a, b); break;
     case SIM_COMMITTED: sim_syncer_committed(world, a, b); break;
     case SIM_SAVED: sim_syncer_saved(world, a); break;
+    case SIM_LEDGER: sim_data_durable(world, a); break;
     case SIM_FAULT_CUT: sim_conn_cut(world, a); break;
     case SIM_FAULT_BLOCK: fault_block(world, event); break;
     case SIM_FAULT_KILL: fault_kill(world, event); break;

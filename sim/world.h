@@ -8,7 +8,9 @@
  *   - a merge is only asked for pushes that are there;
  *   - a push that is announced once more is not accepted twice;
  *   - the tape holds, durably with every version, what each of its pushes depends on, as it was in truth;
- *   - no shard counts more tokens than were trained, over any number of restarts, or fewer than it had saved.
+ *   - no shard counts more tokens than were trained, over any number of restarts, or fewer than it had saved;
+ *   - a position of the job's data is counted at most once, only for an incarnation that trained on it, and every position
+ *     below the high-water mark is counted, leased or queued.
  *
  * One thread. Errors: DL_ECORRUPT with the text of what does not hold and the virtual time. */
 #ifndef DL_SIM_WORLD_H
@@ -49,6 +51,11 @@ void sim_world_heal(struct sim_world *world);
 void sim_world_stall(struct sim_world *world, uint32_t learner, double seconds);
 void sim_world_kill(struct sim_world *world, uint32_t learner, double restart_seconds);
 
+/* All its connections break, and it can make none for a while. */
+void sim_world_isolate(struct sim_world *world, uint32_t learner, double seconds);
+/* A syncer's process: kill -9; it starts again after a while. */
+void sim_world_crash(struct sim_world *world, uint32_t shard, double restart_seconds);
+
 /* Its steps take so many times what others' do. */
 void sim_world_set_speed(struct sim_world *world, uint32_t learner, double factor);
 
@@ -66,6 +73,7 @@ struct sim_counts { /* What really happened. */
     uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
     uint64_t connects, merges, seeds, versions_applied, traced;
+    uint64_t sequences, unleased, leases, returns, counted;
 };
 const struct sim_counts *sim_world_counts(const struct sim_world *world);
 

@@ -3,7 +3,8 @@
  *   - for each connected member and fragment a SEND, a PULL, and a RESULT of a push that is decided,
  *   - for each slot and fragment a RESULT of an older push that is dropped,
  *   - for each fragment a MERGE or SEED_STORE and a BROADCAST,
- *   - for each slot a STOP and a DISCONNECT, and
+ *   - for each slot a STOP, a DISCONNECT, and a LEASE for each that it may hold,
+ *   - a LEDGER, and
  *   - SY_CORE_NOTES_MAX notes.
  * Several commits may come before the queue is emptied; each is of another fragment, since a fragment's next round
  * merges only after its MERGE was taken, so that the sum above holds over them all. */
@@ -17,7 +18,8 @@
 size_t sy_queue_capacity(const struct sy_core *core)
 {
     size_t connected = (size_t)core->learners_max + SY_CORE_EVALUATORS_MAX;
-    return core->fragments * (3 * connected + core->slots + 2) + 2 * (size_t)core->slots + SY_CORE_NOTES_MAX;
+    return core->fragments * (3 * connected + core->slots + 2) + (2 + SY_LEASES_PER_HOLDER) * (size_t)core->slots + 1 +
+           SY_CORE_NOTES_MAX;
 }
 
 void sy_queue(struct sy_core *core, const struct sy_queued *action)
@@ -112,6 +114,13 @@ bool sy_core_next_action(struct sy_core *core, struct sy_action *action)
         core->note_first = (core->note_first + 1) % SY_CORE_NOTES_MAX;
         core->note_count--;
         break;
+    case SY_ACT_LEASE:
+        action->as.lease = (struct dl_wire_lease){.lease = queued->round,
+                                                  .first = queued->version,
+                                                  .count = queued->pull_within_steps,
+                                                  .revoked = queued->flags};
+        break;
+    case SY_ACT_LEDGER:
     case SY_ACT_MERGE:
     case SY_ACT_SEED_STORE:
     case SY_ACT_BROADCAST:

@@ -93,6 +93,7 @@ const char *sy_core_check(const struct sy_core *core)
     for (uint32_t i = 0; i < core->fragments && fault == NULL; i++) {
         fault = check_round(core, i, &in_flight);
     }
+    fault = fault == NULL ? sy_ledger_check(&core->ledger) : fault;
     if (fault != NULL) {
         return fault;
     }

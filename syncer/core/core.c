@@ -65,8 +65,14 @@ enum dl_rc sy_core_new(const struct sy_core_config *config, struct sy_core **out
         sy_core_free(core);
         return rc;
     }
+    enum dl_rc rc = sy_ledger_init(&core->ledger, core->shard == 0 ? core->slots : 1, err);
+    if (rc != DL_OK) {
+        sy_core_free(core);
+        return rc;
+    }
     for (uint32_t m = 0; m < core->slots; m++) {
         core->members[m].parts = core->parts + (size_t)m * core->fragments;
+        core->members[m].holder = SY_NO_HOLDER;
     }
     for (uint32_t i = 0; i < core->fragments; i++) {
         core->rounds[i].participants = core->participants + (size_t)i * core->learners_max;
@@ -86,6 +92,7 @@ void sy_core_free(struct sy_core *core)
         free(core->participants);
         free(core->scratch);
         free(core->queue);
+        sy_ledger_release(&core->ledger);
         free(core);
     }
 }
@@ -189,6 +196,7 @@ void sy_event(struct sy_core *core, int64_t now_ns)
     if (!core->started) {
         core->started = true;
         core->started_ns = core->now_ns = now_ns;
+        sy_lease_start(core);
         sy_warm_look(core);
     }
     /* Learners beyond those wanted could have computed too: goodput stays a share. */
@@ -232,6 +240,7 @@ void sy_settle(struct sy_core *core)
     if (core->phase != SY_ENDED && !core->draining) {
         look_for_completion(core);
         sy_seed_run(core);
+        sy_lease_run(core);
         sy_rounds_check(core);
         if (core->finishing) {
             sy_finish_run(core);
@@ -280,6 +289,7 @@ int64_t sy_core_next_deadline(const struct sy_core *core)
             consider(core, &deadline_ns, core->rounds[i].soften_ns);
         }
     }
+    consider(core, &deadline_ns, sy_lease_deadline(core));
     consider(core, &deadline_ns, sy_warm_deadline(core));
     consider(core, &deadline_ns, sy_seed_deadline(core));
     consider(core, &deadline_ns, active_deadline(core));

@@ -18,6 +18,7 @@
 #include "common/err.h"
 #include "common/spec.h"
 #include "common/wire.h"
+#include "syncer/core/ledger.h"
 
 struct sy_core; /* Opaque. */
 
@@ -46,7 +47,8 @@ struct sy_participant {
     uint32_t steps;  /* c_steps */
     uint64_t tokens; /* c_tokens */
     double weight;
-    double norm; /* Of the delta, as the shell measured it. */
+    double norm;            /* Of the delta, as the shell measured it. */
+    uint64_t lease, cursor; /* The data it has seen; see ledger.h. */
 };
 
 enum sy_action_type {
@@ -64,7 +66,12 @@ enum sy_action_type {
     /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member has left already; its slot is
      * given to nobody else before the next event. */
     SY_ACT_DISCONNECT,
-    SY_ACT_NOTE, /* Something for the log: `text` (key=value), level warn when `warn`. */
+    /* Something of the ledger of the data has to become durable: sy_core_ledger_changes, and once it is,
+     * sy_core_on_ledger_durable. Durable in the order of these actions and of MERGEs; a MERGE's transaction counts what its
+     * participants have seen: all of an incarnation's leases below `lease`, and `cursor` of it. */
+    SY_ACT_LEDGER,
+    SY_ACT_LEASE, /* Send `lease` to `member`. */
+    SY_ACT_NOTE,  /* Something for the log: `text` (key=value), level warn when `warn`. */
 };
 
 struct sy_action {
@@ -77,6 +84,7 @@ struct sy_action {
         struct dl_wire_pull pull;
         struct dl_wire_result result;
         struct dl_wire_stop stop;
+        struct dl_wire_lease lease;
     } as;
     bool warn;
     char text[DL_WIRE_TEXT_MAX];
@@ -122,6 +130,10 @@ void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t 
 void sy_core_restore_totals(struct sy_core *core, const struct sy_core_totals *totals);
 void sy_core_restore_incarnation(struct sy_core *core, const struct sy_core_incarnation *from);
 
+/* Shard 0 only, after the incarnations: the ledger of the data as it is durable (ledger.h). DL_ECORRUPT, DL_ENOMEM. */
+DL_MUST_CHECK enum dl_rc sy_core_restore_ledger(struct sy_core *core, const struct sy_ledger_state *state,
+                                                struct dl_err *err);
+
 /* --- events -------------------------------------------------------------------------------------------------------------
  * A member is a slot for one connected incarnation; its number stays the same while it is connected. */
 
@@ -148,6 +160,13 @@ void sy_core_on_push_received(struct sy_core *core, int64_t now_ns, uint32_t mem
 /* A PUSH_NONE came. Or the shell cannot take a push that was just accepted (no memory): then `none->reason` is its verdict,
  * and the shell tells the member. */
 void sy_core_on_push_none(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_push_none *none);
+
+/* A LEASE_REQUEST came. */
+void sy_core_on_lease_request(struct sy_core *core, int64_t now_ns, uint32_t member,
+                              const struct dl_wire_lease_request *request);
+/* What has changed in the ledger since the last call; pointers are valid until the next event. */
+void sy_core_ledger_changes(struct sy_core *core, struct sy_ledger_changes *changes);
+void sy_core_on_ledger_durable(struct sy_core *core, int64_t now_ns, uint64_t serial);
 
 /* A MERGE or SEED_STORE is done and durable. `merge_ns` how long the merge took, `commit_ns` the commit. */
 void sy_core_on_committed(struct sy_core *core, int64_t now_ns, uint32_t fragment, int64_t merge_ns, int64_t commit_ns);
@@ -221,6 +240,9 @@ struct sy_core_view {
     uint64_t refusals;
     struct sy_round_times times;
     double grace_seconds; /* Last computed window. */
+    struct {              /* The job's data, positions; shard 0. `counted` includes merges that are being committed. */
+        uint64_t positions, counted, leased, queued;
+    } data;
 };
 void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_view *view);
 

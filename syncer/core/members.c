@@ -51,6 +51,7 @@ void sy_member_leave(struct sy_core *core, uint32_t m, enum sy_leave why)
     if (member->role == DL_ROLE_LEARNER) {
         core->connected--;
         drop_parts(core, m, why == SY_LEAVE_SUPERSEDED);
+        sy_lease_leave(core, m, why);
         sy_pace_left(core);
         sy_seed_left(core, m);
     } else {
@@ -104,8 +105,7 @@ static uint32_t find_incarnation(const struct sy_core *core, const struct dl_wir
     return SY_NO_MEMBER;
 }
 
-/* Whether another incarnation of the same learner id was first admitted later. */
-static bool is_superseded(const struct sy_core *core, uint32_t m)
+bool sy_member_is_superseded(const struct sy_core *core, uint32_t m)
 {
     const struct sy_member *member = &core->members[m];
     for (uint32_t k = 0; k < core->slots; k++) {
@@ -133,7 +133,7 @@ static unsigned freedom(const struct sy_core *core, enum dl_role role, uint32_t 
             return 0;
         }
         bool may_return = member->left_why == SY_LEAVE_LOST || member->left_why == SY_LEAVE_PROTOCOL;
-        if (may_return && !is_superseded(core, m)) {
+        if (may_return && !sy_member_is_superseded(core, m)) {
             free = 1;
             *left_ns = member->left_ns;
         }
@@ -169,7 +169,8 @@ static uint32_t choose_learner(const struct sy_core *core, const struct dl_wire_
     }
     for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
-        if (member->used && member->role == role && strcmp(member->uid, hello->uid) == 0 && !is_superseded(core, m)) {
+        if (member->used && member->role == role && strcmp(member->uid, hello->uid) == 0 &&
+            !sy_member_is_superseded(core, m)) {
             return member->learner;
         }
     }
@@ -292,8 +293,10 @@ static void fill_slot(struct sy_core *core, uint32_t m, const struct dl_wire_hel
     struct sy_member *member = &core->members[m];
     struct sy_part *parts = member->parts;
     memset(parts, 0, core->fragments * sizeof *parts);
+    sy_lease_forget_slot(core, m);
     *member = (struct sy_member){
         .used = true,
+        .holder = SY_NO_HOLDER,
         .role = (enum dl_role)hello->role,
         .learner = learner,
         .born = core->next_admission,
@@ -378,6 +381,7 @@ static void admit(struct sy_core *core, uint32_t m, const struct dl_wire_hello *
     core->joins++;
     if (member->role == DL_ROLE_LEARNER) {
         core->connected++;
+        sy_lease_admit(core, m);
         sy_count_tokens(core, member, hello->tokens);
         if (hello->step > member->step) {
             sy_pace_advance(member, hello->step - member->step);
@@ -400,7 +404,7 @@ enum dl_rc sy_core_on_hello(struct sy_core *core, int64_t now_ns, const struct d
     }
     uint32_t m = find_incarnation(core, hello);
     bool known = m != SY_NO_MEMBER;
-    if (known && is_superseded(core, m)) {
+    if (known && sy_member_is_superseded(core, m)) {
         return refuse_with(core, refuse, DL_REFUSE_SUPERSEDED, "a newer incarnation of learner %u has joined",
                            core->members[m].learner);
     }

@@ -83,7 +83,8 @@ static enum dl_verdict judge(const struct sy_core *core, uint32_t local, uint32_
     if (seeding) {
         return m == core->seeder ? DL_VERDICT_ACCEPTED : DL_VERDICT_UNKNOWN_ROUND;
     }
-    return base_verdict(core, round, part, push->base_version);
+    enum dl_verdict verdict = sy_lease_judge(core, m, push);
+    return verdict == DL_VERDICT_ACCEPTED ? base_verdict(core, round, part, push->base_version) : verdict;
 }
 
 enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m, const struct dl_wire_push *push,
@@ -99,7 +100,7 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
     if (verdict != DL_VERDICT_ACCEPTED) {
         core->verdicts[verdict]++;
         sy_queue_result(core, m, push->round, push->fragment, verdict);
-        if (verdict == DL_VERDICT_MALFORMED || verdict == DL_VERDICT_STALE_BASE) {
+        if (verdict == DL_VERDICT_MALFORMED || verdict == DL_VERDICT_STALE_BASE || verdict == DL_VERDICT_LEASE_LOST) {
             sy_queue_note(
                 core, true,
                 "push refused learner=%u round=%llu fragment=%u verdict=%s base=%llu steps=%u tokens=%llu bytes=%llu",
@@ -126,6 +127,8 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
     part->push_step = push->step;
     part->push_steps = push->steps;
     part->push_tokens = push->tokens;
+    part->lease = push->lease;
+    part->cursor = push->cursor;
     part->announced_ns = core->now_ns;
     return verdict;
 }

@@ -208,6 +208,8 @@ static void add_participant(struct sy_core *core, uint32_t local, uint32_t m)
         .weight = sy_merge_weight(&core->spec->sync, part->push_steps, part->push_tokens,
                                   round->version - part->base_version),
         .norm = part->norm,
+        .lease = part->lease,
+        .cursor = part->cursor,
     };
     uint32_t at = round->participant_count++;
     for (; at > 0 && round->participants[at - 1].learner > who.learner; at--) {
@@ -272,6 +274,9 @@ void sy_round_close(struct sy_core *core, uint32_t local)
     }
     gather(core, local);
     settle_parts(core, local);
+    for (uint32_t k = 0; k < round->participant_count; k++) {
+        sy_lease_count(core, &round->participants[k]);
+    }
     assert(round->outstanding == 0 && round->participant_count >= 1);
     sy_round_move(round, SY_ROUND_MERGING);
     round->closed_ns = core->now_ns;

@@ -6,6 +6,7 @@
  *     pacing.c   when a round is due; interval warm-up is in warmup.c
  *     rounds.c   a round's life from its pulls to its commit; grace.c its window
  *     pushes.c   verdicts; rules.c the pure rules behind them
+ *     leases.c   whose data counts; ledger.c the record of it
  *     seed.c     the first state        finish.c  the end        drain.c  this process ends, the job does not
  *     totals.c   counters, saved and restored
  *     actions.c  the queue              view.c    what is shown      check.c  invariants
@@ -21,6 +22,8 @@
 #define SY_CORE_NOTES_MAX 64   /* Notes waiting in the queue; more are counted and dropped. */
 #define SY_CORE_TOKENS_PER_STEP_MAX (UINT64_C(1) << 40)
 #define SY_NS 1000000000.0
+/* A learner that was not heard of for so many times sync.timeoutSeconds gives its data back. */
+#define SY_LEASE_GONE_TIMEOUTS 10
 
 enum sy_part_state {
     SY_PART_NONE,
@@ -44,6 +47,7 @@ struct sy_part {
     uint64_t base_version, push_step, push_tokens;
     uint64_t answered_step; /* t_m when it declined or was refused. */
     double norm;
+    uint64_t lease, cursor; /* The data it has seen. */
     int64_t announced_ns;
 };
 
@@ -69,6 +73,7 @@ struct sy_member {
     uint64_t pushes_merged;
     bool missed_warmup; /* Neither reported nor pushed between the last two openings of warm-up rounds. */
     int64_t credit;     /* Inner steps advanced beyond what opened rounds have used up; see pacing.c. */
+    uint32_t holder;    /* Of leases; SY_NO_HOLDER: none. */
     struct sy_part *parts;
 };
 
@@ -108,7 +113,7 @@ struct sy_queued {   /* An action without its texts. */
     uint8_t flags;   /* PULL */
     uint32_t member, fragment;
     uint32_t pull_within_steps, update_within_steps, wait_ms; /* PULL */
-    uint64_t round, version;
+    uint64_t round, version; /* LEASE: lease and first; pull_within_steps is its count, flags whether it is revoked. */
 };
 
 struct sy_note {
@@ -134,7 +139,9 @@ struct sy_core {
     struct sy_round *rounds;
     struct sy_participant *participants;
     uint64_t next_round, orders;
-    double *scratch; /* slots */
+    struct sy_ledger ledger; /* Empty but on shard 0. */
+    bool ledger_queued;      /* A LEDGER action waits. */
+    double *scratch;         /* slots */
 
     uint32_t quorum;     /* K */
     uint64_t pace_index; /* Rounds opened by pace, modulo fragments. */
@@ -228,6 +235,8 @@ void sy_queue_note(struct sy_core *core, bool warn, const char *fmt, ...) DL_PRI
 
 /* members.c */
 void sy_member_leave(struct sy_core *core, uint32_t member, enum sy_leave why);
+/* Whether another incarnation of the same learner id was first admitted later. */
+bool sy_member_is_superseded(const struct sy_core *core, uint32_t member);
 void sy_members_expire(struct sy_core *core);
 /* Learners that train. */
 uint32_t sy_members_training(const struct sy_core *core);
@@ -277,6 +286,16 @@ double sy_grace_window(struct sy_core *core, const struct sy_round *round);
 #define SY_NORM_PUSHES_MIN 3
 bool sy_norm_check(const double *norms, uint32_t count, uint32_t index, double limit, double *scratch);
 double sy_median(double *values, uint32_t count, bool lower); /* Reorders them; 0 of none. */
+
+/* leases.c */
+void sy_lease_start(struct sy_core *core);
+void sy_lease_forget_slot(struct sy_core *core, uint32_t member);
+void sy_lease_admit(struct sy_core *core, uint32_t member);
+void sy_lease_leave(struct sy_core *core, uint32_t member, enum sy_leave why);
+void sy_lease_run(struct sy_core *core);
+int64_t sy_lease_deadline(const struct sy_core *core);
+enum dl_verdict sy_lease_judge(const struct sy_core *core, uint32_t member, const struct dl_wire_push *push);
+void sy_lease_count(struct sy_core *core, const struct sy_participant *who);
 
 /* seed.c, finish.c */
 void sy_seed_run(struct sy_core *core);

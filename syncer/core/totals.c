@@ -81,6 +81,7 @@ void sy_core_restore_incarnation(struct sy_core *core, const struct sy_core_inca
         struct sy_part *parts = member->parts;
         *member = (struct sy_member){
             .used = true,
+            .holder = SY_NO_HOLDER,
             .role = DL_ROLE_LEARNER,
             .learner = from->learner,
             .nonce = from->nonce,

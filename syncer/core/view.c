@@ -161,6 +161,10 @@ void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_vie
                   .commit = fmax(core->commit_mean, 0),
                   .total = fmax(core->total_mean, 0)},
         .grace_seconds = core->grace_seconds,
+        .data = {.positions = core->ledger.positions,
+                 .counted = core->ledger.counted,
+                 .leased = sy_ledger_leased(&core->ledger),
+                 .queued = sy_ledger_queued(&core->ledger)},
     };
     memcpy(view->verdicts, core->verdicts, sizeof view->verdicts);
     memcpy(view->leaves, core->leaves, sizeof view->leaves);

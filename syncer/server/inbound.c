@@ -273,6 +273,7 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_HEARTBEAT:
     case DL_WIRE_GOODBYE:
     case DL_WIRE_TRACE:
+    case DL_WIRE_LEASE_REQUEST:
         return conn->state == SY_CONN_JOINED ? DL_OK
                                              : dl_err_set(err, DL_EPROTO, "%s before hello", dl_wire_type_name(type));
     case DL_WIRE_WELCOME:
@@ -280,6 +281,7 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_PULL:
     case DL_WIRE_RESULT:
     case DL_WIRE_UPDATE:
+    case DL_WIRE_LEASE:
     case DL_WIRE_STOP: break;
     }
     return dl_err_set(err, DL_EPROTO, "%s comes from a syncer, not from a learner", dl_wire_type_name(type));
@@ -297,6 +299,8 @@ static enum dl_rc on_learner_message(struct sy_conn *conn, const struct dl_wire_
         return on_push(conn, &message->as.push, err);
     } else if (message->type == DL_WIRE_TRACE) {
         return sy_tape_take(conn, &message->as.trace, err);
+    } else if (message->type == DL_WIRE_LEASE_REQUEST) {
+        sy_core_on_lease_request(server->core, server->now_ns, conn->member, &message->as.lease_request);
     } else {
         sy_core_on_push_none(server->core, server->now_ns, conn->member, &message->as.push_none);
     }
@@ -312,6 +316,7 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_META:
     case DL_WIRE_PUSH:
     case DL_WIRE_PUSH_NONE:
+    case DL_WIRE_LEASE_REQUEST:
     case DL_WIRE_TRACE: return on_learner_message(conn, message, err);
     case DL_WIRE_EVALUATION:
         if (conn->role != DL_ROLE_EVALUATOR) {
@@ -330,6 +335,7 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_PULL:
     case DL_WIRE_RESULT:
     case DL_WIRE_UPDATE:
+    case DL_WIRE_LEASE:
     case DL_WIRE_STOP: return DL_OK; /* Heard is all there is to a heartbeat; `admit` let none of the others through. */
     }
     return DL_OK;

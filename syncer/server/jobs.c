@@ -66,11 +66,43 @@ struct sy_job *sy_job_new(uint32_t inputs)
     return job;
 }
 
+static bool copy_array(const void **array, size_t count, size_t size)
+{
+    void *copy = malloc(count * size + 1);
+    if (copy != NULL && count > 0) {
+        memcpy(copy, *array, count * size);
+    }
+    *array = copy;
+    return copy != NULL;
+}
+
+struct sy_job *sy_job_new_ledger(const struct sy_ledger_changes *changes)
+{
+    struct sy_job *job = sy_job_new(0);
+    if (job == NULL) {
+        return NULL;
+    }
+    const void *leases = changes->leases, *ranges = changes->ranges;
+    bool copied = copy_array(&leases, changes->lease_count, sizeof *changes->leases);
+    copied = copy_array(&ranges, changes->range_count, sizeof *changes->ranges) && copied;
+    job->is_ledger = true;
+    job->ledger = *changes;
+    job->ledger.leases = leases;
+    job->ledger.ranges = ranges;
+    if (!copied) {
+        sy_job_free(job);
+        return NULL;
+    }
+    return job;
+}
+
 void sy_job_free(struct sy_job *job)
 {
     if (job != NULL) {
         sy_blob_drop(job->blob);
         free(job->inputs);
+        free((void *)(uintptr_t)job->ledger.leases);
+        free((void *)(uintptr_t)job->ledger.ranges);
         free(job->participants);
         free(job->members);
         free(job);
@@ -239,6 +271,7 @@ static void report_delay(struct sy_jobs *jobs, const struct sy_job *job, const s
     struct sy_job *report = sy_job_new(0);
     if (report != NULL) {
         report->report = SY_JOB_DELAYED;
+        report->is_ledger = job->is_ledger;
         report->local = job->local;
         report->fragment = job->fragment;
         report->version = job->version;
@@ -246,6 +279,13 @@ static void report_delay(struct sy_jobs *jobs, const struct sy_job *job, const s
         report->error = *err;
         post(jobs, report);
     }
+}
+
+static enum dl_rc commit_now(struct sy_jobs *jobs, const struct sy_job *batch, const struct sy_store_commit *commits,
+                             uint32_t count, struct dl_err *err)
+{
+    return batch->is_ledger ? sy_store_write_ledger(jobs->options.store, &batch->ledger, err)
+                            : sy_store_commit(jobs->options.store, commits, count, err);
 }
 
 /* Until all are durable, or cannot become so. */
@@ -256,10 +296,10 @@ static enum dl_rc commit_at_last(struct sy_jobs *jobs, struct sy_job *batch, str
     }
     struct sy_store_commit commits[SY_STORE_COMMITS_MAX];
     uint32_t count = 0;
-    for (const struct sy_job *job = batch; job != NULL; job = job->next) {
+    for (const struct sy_job *job = batch; job != NULL && !job->is_ledger; job = job->next) {
         commits[count++] = describe(jobs, job);
     }
-    enum dl_rc rc = sy_store_commit(jobs->options.store, commits, count, err);
+    enum dl_rc rc = commit_now(jobs, batch, commits, count, err);
     for (int64_t wait = RETRY_NS_MIN; rc == DL_EFULL || rc == DL_EIO; wait = DL_MIN(2 * wait, RETRY_NS_MAX)) {
         for (const struct sy_job *job = batch; job != NULL; job = job->next) {
             report_delay(jobs, job, err);
@@ -267,7 +307,7 @@ static enum dl_rc commit_at_last(struct sy_jobs *jobs, struct sy_job *batch, str
         if (wait_for_retry(jobs, wait)) {
             break;
         }
-        rc = sy_store_commit(jobs->options.store, commits, count, err);
+        rc = commit_now(jobs, batch, commits, count, err);
     }
     return rc;
 }
@@ -281,6 +321,9 @@ static enum dl_rc encode(struct sy_jobs *jobs, uint32_t fragment, uint64_t versi
 
 static void make_version(struct sy_jobs *jobs, struct sy_job *job)
 {
+    if (job->is_ledger) {
+        return;
+    }
     struct part *part = &jobs->parts[job->local];
     int64_t begin = dl_now_ns();
     if (job->seed) {
@@ -294,7 +337,7 @@ static void make_version(struct sy_jobs *jobs, struct sy_job *job)
 static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, struct dl_err *err)
 {
     int64_t begin = dl_now_ns();
-    if (rc == DL_OK) {
+    if (rc == DL_OK && !job->is_ledger) {
         rc = encode(jobs, job->fragment, job->version, made_by(job), job->seed ? 0 : job->input_count,
                     &jobs->parts[job->local], &job->blob, err);
     }
@@ -306,7 +349,7 @@ static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, stru
     post(jobs, job);
 }
 
-/* Jobs of different fragments, since a fragment has one round under way at most. */
+/* A change of the ledger; or jobs of different fragments, since a fragment has one round under way at most. */
 static void do_batch(struct sy_jobs *jobs, struct sy_job *batch)
 {
     struct dl_err err = {.rc = DL_OK};
@@ -330,6 +373,9 @@ static struct sy_job *take_batch(struct sy_jobs *jobs)
     struct sy_job *first = NULL, *last = NULL;
     uint64_t bytes = 0;
     for (uint32_t count = 0; jobs->queue != NULL && count < SY_STORE_COMMITS_MAX; count++) {
+        if (jobs->queue->is_ledger) { /* In its place among the others, in a transaction of its own. */
+            return count > 0 ? first : take_first(&jobs->queue);
+        }
         uint64_t more = jobs->parts[jobs->queue->local].padded * sizeof(float);
         if (count > 0 && (bytes + more > BATCH_BYTES_MAX || jobs->options.store == NULL)) {
             break;

@@ -1,6 +1,7 @@
 /* sy_jobs: the merge thread. It alone touches parameters and optimiser state.
  *
- * A job is one closed round: merge (or take the first state), commit to the store, encode for sending. Jobs are done in
+ * A job is one closed round: merge (or take the first state), commit to the store, encode for sending; or a change of the
+ * ledger, which is only committed. Jobs are done in
  * order, small ones that wait are committed together; the network thread never waits for them: results are posted back and announced by a wake-up call. A commit
  * that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
  *
@@ -40,7 +41,9 @@ struct sy_job {
     uint32_t local; /* Index among the shard's fragments. */
     uint32_t fragment;
     uint64_t version, round;
-    bool seed; /* inputs[0] holds the values themselves. */
+    bool seed;                       /* inputs[0] holds the values themselves. */
+    bool is_ledger;                  /* No round at all: changes of the ledger become durable. */
+    struct sy_ledger_changes ledger; /* Its arrays are the job's. */
     uint32_t input_count;
     struct sy_job_input *inputs; /* Ascending learner id. */
     struct sy_store_totals totals;
@@ -78,6 +81,8 @@ DL_MUST_CHECK enum dl_rc sy_jobs_start(struct sy_jobs *jobs, void (*wake)(void *
 
 /* A zeroed job with room for `inputs`, the caller's until submitted. NULL: no memory. */
 struct sy_job *sy_job_new(uint32_t inputs);
+/* A job that makes these changes durable (copied). NULL: no memory. */
+struct sy_job *sy_job_new_ledger(const struct sy_ledger_changes *changes);
 void sy_job_free(struct sy_job *job);
 void sy_jobs_submit(struct sy_jobs *jobs, struct sy_job *job);
 

@@ -177,6 +177,8 @@ static void merge(struct sy_server *server, const struct sy_action *action)
         who->tokens = from->tokens;
         who->weight = from->weight;
         who->norm = from->norm;
+        who->lease = from->lease;
+        who->cursor = from->cursor;
     }
     struct sy_fragment_view view = {0};
     (void)sy_core_fragment(server->core, action->fragment, &view);
@@ -246,9 +248,26 @@ static void take_done(struct sy_server *server, struct sy_job *job)
     sy_core_on_committed(server->core, server->now_ns, job->fragment, job->merge_ns, job->commit_ns);
 }
 
+static void take_ledger(struct sy_server *server, struct sy_job *job)
+{
+    switch (job->report) {
+    case SY_JOB_DONE: sy_core_on_ledger_durable(server->core, server->now_ns, job->ledger.serial); break;
+    case SY_JOB_DELAYED:
+        server->counters.commit_failures++;
+        dl_warn("leases of data have to wait error=\"%s\"", job->error.text);
+        break;
+    case SY_JOB_FAILED: server->fatal = job->error; break;
+    }
+    sy_job_free(job);
+}
+
 void sy_server_take_results(struct sy_server *server)
 {
     for (struct sy_job *job = sy_jobs_result(server->jobs); job != NULL; job = sy_jobs_result(server->jobs)) {
+        if (job->is_ledger) {
+            take_ledger(server, job);
+            continue;
+        }
         switch (job->report) {
         case SY_JOB_DONE: take_done(server, job); break;
         case SY_JOB_DELAYED:
@@ -311,6 +330,27 @@ static void send_pull(struct sy_server *server, const struct sy_action *action, 
     }
 }
 
+static void write_ledger(struct sy_server *server)
+{
+    struct sy_ledger_changes changes;
+    sy_core_ledger_changes(server->core, &changes);
+    struct sy_job *job = sy_job_new_ledger(&changes);
+    if (job == NULL) {
+        dl_err_set(&server->fatal, DL_ENOMEM, "the ledger of the data: no memory");
+        return;
+    }
+    sy_jobs_submit(server->jobs, job);
+}
+
+static void send_lease(const struct sy_action *action, struct sy_conn *conn)
+{
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_LEASE};
+        message.as.lease = action->as.lease;
+        sy_conn_send(conn, &message);
+    }
+}
+
 static void send_stop(const struct sy_action *action, struct sy_conn *conn)
 {
     if (conn != NULL) {
@@ -340,6 +380,8 @@ static void carry_out(struct sy_server *server, const struct sy_action *action)
             sy_conn_end(conn, -1, LWS_CLOSE_STATUS_POLICY_VIOLATION, action->text);
         }
         break;
+    case SY_ACT_LEDGER: write_ledger(server); break;
+    case SY_ACT_LEASE: send_lease(action, conn); break;
     case SY_ACT_NOTE: dl_log(action->warn ? DL_LOG_WARN : DL_LOG_INFO, "%s", action->text); break;
     }
 }

@@ -158,6 +158,24 @@ static enum dl_rc restore_fragments(struct sy_server *server, struct dl_err *err
     return DL_OK;
 }
 
+static enum dl_rc restore_ledger(struct sy_server *server, struct dl_err *err)
+{
+    struct sy_ledger_state state;
+    enum dl_rc rc =
+        server->options->shard == 0 ? sy_store_read_ledger(server->store, server->members_max, &state, err) : DL_AGAIN;
+    if (rc != DL_OK) {
+        return rc == DL_AGAIN ? DL_OK : rc;
+    }
+    rc = sy_core_restore_ledger(server->core, &state, err);
+    if (rc == DL_OK && state.positions > 0) {
+        dl_info("data restored positions=%" PRIu64 " counted=%" PRIu64 " leases=%u returned_ranges=%u", state.positions,
+                state.counted, state.lease_count, state.range_count);
+    }
+    free(state.leases);
+    free(state.ranges);
+    return rc;
+}
+
 static enum dl_rc open_store(struct sy_server *server, struct dl_err *err)
 {
     const struct sy_server_options *options = server->options;
@@ -238,6 +256,7 @@ enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
     if (rc == DL_OK && server->store != NULL) {
         rc = restore_layout(server, err);
         rc = rc == DL_OK ? restore_fragments(server, err) : rc;
+        rc = rc == DL_OK ? restore_ledger(server, err) : rc;
     }
     return rc;
 }

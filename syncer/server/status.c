@@ -150,6 +150,19 @@ static void add_times(cJSON *root, const struct sy_core_view *view)
     add_number(root, "graceSeconds", view->grace_seconds);
 }
 
+/* The ledger of the job's data, in sequences; only where it is kept, on shard 0. */
+static void add_data(const struct sy_server *server, cJSON *root, const struct sy_core_view *view)
+{
+    if (server->options->shard != 0) {
+        return;
+    }
+    cJSON *data = cJSON_AddObjectToObject(root, "data");
+    add_u64(data, "positions", view->data.positions);
+    add_u64(data, "counted", view->data.counted);
+    add_u64(data, "leased", view->data.leased);
+    add_u64(data, "queued", view->data.queued);
+}
+
 static void add_head(const struct sy_server *server, cJSON *root, const struct sy_core_view *view)
 {
     cJSON_AddStringToObject(root, "job", server->spec->name);
@@ -190,6 +203,7 @@ char *sy_status_json(struct sy_server *server)
     add_fragments(server, root);
     add_counts(server, root, &view);
     add_times(root, &view);
+    add_data(server, root, &view);
     add_u64(root, "bytesIn", server->counters.bytes_in);
     add_u64(root, "bytesOut", server->counters.bytes_out);
     add_u64(root, "pushBytes", server->push_bytes);

@@ -23,7 +23,8 @@ static const char schema[] =
     "CREATE TABLE IF NOT EXISTS participants(fragment INTEGER NOT NULL, version INTEGER NOT NULL,"
     " learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL, nonce TEXT NOT NULL,"
     " step INTEGER NOT NULL, base_version INTEGER NOT NULL, steps INTEGER NOT NULL, tokens INTEGER NOT NULL,"
-    " weight REAL NOT NULL, norm REAL NOT NULL, PRIMARY KEY(fragment, version, learner, admission)) WITHOUT ROWID;"
+    " weight REAL NOT NULL, norm REAL NOT NULL, lease INTEGER NOT NULL DEFAULT 0, cursor INTEGER NOT NULL DEFAULT 0,"
+    " PRIMARY KEY(fragment, version, learner, admission)) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS events(seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL,"
     " kind TEXT NOT NULL, learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL,"
     " step INTEGER NOT NULL, text TEXT NOT NULL);" SY_STORE_TRACE_SCHEMA;
@@ -151,13 +152,23 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
         rc = sy_store_totals_tables(store, err);
     }
     if (rc == DL_OK) {
+        rc = sy_store_ledger_tables(store, err);
+    }
+    if (rc == DL_OK) {
         rc = read_meta(store, "schema", text, sizeof text, err);
     }
     if (rc == DL_OK && text[0] == '\0') {
         snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
         rc = write_meta(store, "schema", text, err);
     } else if (rc == DL_OK && strtoull(text, NULL, 10) < SY_STORE_SCHEMA) {
-        /* An older one lacked tables only, which are there now. */
+        /* An older one lacked tables, which are there now, and how much of the data a participant had seen. */
+        rc = exec(store,
+                  "ALTER TABLE participants ADD COLUMN lease INTEGER NOT NULL DEFAULT 0;"
+                  "ALTER TABLE participants ADD COLUMN cursor INTEGER NOT NULL DEFAULT 0;",
+                  "upgrading an older folder", err);
+        if (rc != DL_OK) {
+            return rc;
+        }
         snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
         rc = write_meta(store, "schema", text, err);
     } else if (rc == DL_OK && strtoull(text, NULL, 10) != SY_STORE_SCHEMA) {
@@ -180,8 +191,7 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     return rc;
 }
 
-/* Ends a transaction: commits when all went well so far, else rolls back. */
-static enum dl_rc end_transaction(struct sy_store *store, enum dl_rc rc, struct dl_err *err)
+enum dl_rc sy_store_db_end(struct sy_store *store, enum dl_rc rc, struct dl_err *err)
 {
     if (rc == DL_OK) {
         rc = exec(store, "COMMIT", "committing", err);
@@ -196,7 +206,7 @@ enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
 {
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting", err);
     if (rc == DL_OK) {
-        rc = end_transaction(store, begin_epoch_in_transaction(store, err), err);
+        rc = sy_store_db_end(store, begin_epoch_in_transaction(store, err), err);
     }
     if (rc == DL_OK) {
         rc = read_layout(store, err);
@@ -210,7 +220,7 @@ enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err)
     return rc;
 }
 
-static enum dl_rc check_epoch(struct sy_store *store, struct dl_err *err)
+enum dl_rc sy_store_db_check_epoch(struct sy_store *store, struct dl_err *err)
 {
     char text[24] = "";
     enum dl_rc rc = read_meta(store, "epoch", text, sizeof text, err);
@@ -240,8 +250,8 @@ static enum dl_rc write_layout(struct sy_store *store, struct dl_err *err)
 static enum dl_rc write_participants(struct sy_store *store, const struct sy_store_commit *commit, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                            &statement, err);
+    enum dl_rc rc = prepare(
+        store, "INSERT OR REPLACE INTO participants VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < commit->participant_count; i++) {
         const struct sy_store_participant *who = &commit->participants[i];
         bind_u64(statement, 1, commit->fragment);
@@ -256,6 +266,8 @@ static enum dl_rc write_participants(struct sy_store *store, const struct sy_sto
         bind_u64(statement, 10, who->tokens);
         sqlite3_bind_double(statement, 11, who->weight);
         sqlite3_bind_double(statement, 12, who->norm);
+        bind_u64(statement, 13, who->lease);
+        bind_u64(statement, 14, who->cursor);
         rc = run(store, statement, "writing participants", err);
     }
     return rc;
@@ -379,13 +391,16 @@ static enum dl_rc commit_one(struct sy_store *store, const struct sy_store_commi
     if (rc == DL_OK) {
         rc = sy_store_members_write(store, commit->members, commit->member_count, err);
     }
+    if (rc == DL_OK) {
+        rc = sy_store_ledger_count(store, commit, err);
+    }
     return rc;
 }
 
 static enum dl_rc commit_in_transaction(struct sy_store *store, const struct sy_store_commit *commits,
                                         const struct sy_store_written *written, uint32_t count, struct dl_err *err)
 {
-    enum dl_rc rc = check_epoch(store, err);
+    enum dl_rc rc = sy_store_db_check_epoch(store, err);
     if (rc == DL_OK && !store->layout_is_durable && store->has_layout) {
         rc = write_layout(store, err);
     }
@@ -410,7 +425,7 @@ enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_comm
     store->dropped_count = 0;
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
-        rc = end_transaction(store, commit_in_transaction(store, commits, written, count, err), err);
+        rc = sy_store_db_end(store, commit_in_transaction(store, commits, written, count, err), err);
     }
     if (rc == DL_OK) {
         store->layout_is_durable = store->has_layout;
@@ -424,7 +439,7 @@ enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_comm
 static enum dl_rc save_in_transaction(struct sy_store *store, const struct sy_store_totals *totals,
                                       const struct sy_store_member *members, uint32_t count, struct dl_err *err)
 {
-    enum dl_rc rc = check_epoch(store, err);
+    enum dl_rc rc = sy_store_db_check_epoch(store, err);
     if (rc == DL_OK && totals != NULL) {
         rc = sy_store_totals_write(store, totals, err);
     }
@@ -445,7 +460,7 @@ enum dl_rc sy_store_db_save(struct sy_store *store, const struct sy_store_totals
 {
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
-        rc = end_transaction(store, save_in_transaction(store, totals, members, count, err), err);
+        rc = sy_store_db_end(store, save_in_transaction(store, totals, members, count, err), err);
     }
     if (rc == DL_OK) {
         store->totals = totals != NULL ? *totals : store->totals;

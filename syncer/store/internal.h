@@ -140,10 +140,21 @@ DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct
 /* A transaction without a version: totals (when given), members, noted events. */
 DL_MUST_CHECK enum dl_rc sy_store_db_save(struct sy_store *store, const struct sy_store_totals *totals,
                                           const struct sy_store_member *members, uint32_t count, struct dl_err *err);
+/* Ends a transaction: commits when all went well so far, else rolls back. */
+DL_MUST_CHECK enum dl_rc sy_store_db_end(struct sy_store *store, enum dl_rc rc, struct dl_err *err);
+/* Within a transaction. DL_ECONFLICT: a later process has opened the store. */
+DL_MUST_CHECK enum dl_rc sy_store_db_check_epoch(struct sy_store *store, struct dl_err *err);
 /* The `skip`-th newest commit of a fragment; `file` gets its name ("" when no longer kept). DL_ENOTFOUND. */
 DL_MUST_CHECK enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32_t skip,
                                              struct sy_store_version *out, char file[SY_STORE_FILE_MAX],
                                              struct dl_err *err);
+/* --- ledger.c: within a transaction ---------------------------------------------------------------------------------- */
+
+DL_MUST_CHECK enum dl_rc sy_store_ledger_tables(struct sy_store *store, struct dl_err *err);
+/* Counts what a commit's participants have seen of their leases. */
+DL_MUST_CHECK enum dl_rc sy_store_ledger_count(struct sy_store *store, const struct sy_store_commit *commit,
+                                               struct dl_err *err);
+
 /* Whether the database names `file` as kept. */
 bool sy_store_db_names(struct sy_store *store, const char *file);
 

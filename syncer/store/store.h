@@ -14,7 +14,12 @@
  *     epochs(epoch, opened_ns, process)                              each opening, wall clock
  *     layout(id = 1, kind, fragments, hash, tensors)                 dl_tensors_encode of the job's tensors
  *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: XXH3 of the parameters
- *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm)
+ *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm,
+ *                  lease, cursor)
+ *     leases(lease, first, count, counted, state, learner, admission, uid, nonce)     the data: each range ever leased out
+ *     returned(first, count)                                          what was leased out, not counted, and given back
+ *     coverage(first, count, what, lease, learner)                    a view: each position below the high-water mark
+ *     coverage_faults(first, count, fault)                            a view: what is there twice, or not at all; empty
  *     totals(id = 1, next_round, rounds_merged, tokens, tokens_merged, next_admission)
  *     counters(name, value)   the other totals: step, joins, refusals, leaves.WHY, verdicts.VERDICT, tokens_merged_sum
  *     evaluations(which, loss, tokens, round, hash)   `first` and `last`
@@ -41,6 +46,7 @@
 #include "common/err.h"
 #include "common/layout.h"
 #include "common/wire.h"
+#include "syncer/core/ledger.h"
 
 #define SY_STORE_SCHEMA 2
 #define SY_STORE_HEADER_BYTES 128
@@ -109,6 +115,7 @@ struct sy_store_participant {
     uint32_t steps;
     uint64_t tokens;
     double weight, norm;
+    uint64_t lease, cursor; /* Data seen: all of the incarnation's leases below `lease`, `cursor` positions of it. */
 };
 
 struct sy_store_commit {
@@ -181,6 +188,13 @@ DL_MUST_CHECK enum dl_rc sy_store_save(struct sy_store *store, const struct sy_s
 /* The newest members first, at most `most`. */
 DL_MUST_CHECK enum dl_rc sy_store_members(struct sy_store *store, struct sy_store_member *members, uint32_t most,
                                           uint32_t *count, struct dl_err *err);
+/* Makes changes of the ledger durable, in a transaction of their own. Errors as sy_store_commit's. */
+DL_MUST_CHECK enum dl_rc sy_store_write_ledger(struct sy_store *store, const struct sy_ledger_changes *changes,
+                                               struct dl_err *err);
+/* What of the ledger matters for going on: leases that are held, the last `holders` incarnations that had any, the queue and
+ * the sums. `*state`'s arrays are the caller's to free. */
+DL_MUST_CHECK enum dl_rc sy_store_read_ledger(struct sy_store *store, uint32_t holders, struct sy_ledger_state *state,
+                                              struct dl_err *err);
 
 /* Notes something for the tape, e.g. ("join", 3, 17, uid, step, ""). In memory until the next commit or close. */
 void sy_store_note(struct sy_store *store, const char *kind, uint32_t learner, uint64_t admission, const char *uid,

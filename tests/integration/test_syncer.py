@@ -213,7 +213,7 @@ def test_same_process_reconnects(build):
 
 def push_fields(pull, **changes):
     values = dict(transfer=1, round=pull["round"], fragment=pull["fragment"], base_version=pull["version"], step=1, steps=1,
-                  tokens=32, codec=c.INT8, bytes=len(delta(0.5)))
+                  tokens=32, codec=c.INT8, bytes=len(delta(0.5)), lease=0, cursor=0)
     values.update(changes)
     return values
 

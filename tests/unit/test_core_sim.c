@@ -43,6 +43,7 @@ static void draw_spec(struct dl_spec *spec, struct dl_rng *rng)
     spec->sync.heartbeat_seconds = 1;
     spec->sync.timeout_seconds = 3 + (double)dl_rng_below(rng, 8);
     spec->sync.finish_seconds = 5;
+    spec->training.data.lease_sequences = (uint32_t)dl_rng_below(rng, 100);
     spec->sync.apply = dl_rng_below(rng, 3) == 0 ? DL_APPLY_REBASE : DL_APPLY_OVERWRITE;
     spec->training.token_budget = (uint64_t)STEP_TOKENS * spec->learners.replicas * (20 + dl_rng_below(rng, 60));
 }
@@ -127,6 +128,9 @@ static void test_faults_then_finish(void)
         (unsigned long long)sum.drains, (unsigned long long)sum.pauses, (unsigned long long)sum.damaged,
         (unsigned long long)sum.nans, (unsigned long long)sum.absurd, (unsigned long long)sum.repeats,
         (unsigned long long)sum.full_disks);
+    printf("leases %llu returned %llu counted %llu of %llu, unleased %llu ", (unsigned long long)sum.leases,
+           (unsigned long long)sum.returns, (unsigned long long)sum.counted, (unsigned long long)sum.sequences,
+           (unsigned long long)sum.unleased);
     if (one == NULL && count >= 100) {
         /* Each kind of fault has really happened. */
         CU_ASSERT(sum.merges > 0 && sum.cuts > 0 && sum.half_open > 0 && sum.blocks > 0 && sum.kills > 0 &&
@@ -135,6 +139,7 @@ static void test_faults_then_finish(void)
                   sum.absurd > 0);
         CU_ASSERT(sum.traced > sum.merges); /* J9 */
         CU_ASSERT(sum.repeats > 0 && sum.full_disks > 0 && sum.late_joins > 0);
+        CU_ASSERT(sum.leases > 0 && sum.returns > 0 && sum.counted > 0);
     }
 }
 

@@ -310,9 +310,9 @@ static void test_dataset_limits(void)
     CU_ASSERT_EQUAL(view.training_sequences, 1);
     CU_ASSERT_EQUAL(view.validation_sequences, 1);
     struct wk_data_stream stream;
-    CU_ASSERT_EQUAL(wk_data_stream_init(&stream, dataset, 1, 0, 2, &err), DL_EINVAL);
-    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "learners.max"));
-    CU_ASSERT_EQUAL(wk_data_stream_init(&stream, dataset, 1, 1, 1, &err), DL_EINVAL);
+    wk_data_stream_init(&stream, dataset, 1);
+    CU_ASSERT_EQUAL(wk_data_stream_at(&stream, 0), 0);
+    CU_ASSERT_EQUAL(wk_data_stream_at(&stream, UINT64_MAX), 0);
     wk_dataset_close(dataset);
     spec_of(&data, &model, 0.01, 32);
     add_path(&data, write_file("65", bytes, 65));
@@ -388,62 +388,58 @@ static struct wk_dataset *open_simple(size_t size, uint32_t length)
     return dataset;
 }
 
-/* Learners that come and go never see the same sequence twice in an epoch, and together nearly all of them. */
-static void test_learners_orders(void)
+/* J8: an epoch of positions is every training sequence once, whoever takes which; the next epoch has another order. */
+static void test_positions(void)
 {
-    enum { LEARNERS = 7 };
     struct wk_dataset *dataset = open_simple(40000, 15);
     struct wk_dataset_view view;
-    struct dl_err err;
     wk_dataset_view(dataset, &view);
-    DL_AUTO_FREE uint8_t *seen = calloc(view.training_sequences, 1);
-    uint64_t taken = 0, first_epoch[LEARNERS] = {0};
-    for (uint32_t m = 0; m < LEARNERS; m++) {
-        struct wk_data_stream stream;
-        CU_ASSERT_EQUAL_FATAL(wk_data_stream_init(&stream, dataset, 42, m, LEARNERS, &err), DL_OK);
-        for (uint64_t i = 0; i < stream.epoch_sequences; i++) {
-            uint64_t at = wk_data_stream_next(&stream);
-            CU_ASSERT_FATAL(at < view.training_sequences);
-            taken += seen[at] == 0 ? 1 : 0;
-            seen[at] = 1;
-            first_epoch[m] = i == 0 ? at : first_epoch[m];
-        }
-        CU_ASSERT_NOT_EQUAL(wk_data_stream_next(&stream), first_epoch[m]); /* Another order in the next epoch. */
-        CU_ASSERT_EQUAL(stream.epoch, 1);
+    uint64_t size = view.training_sequences, same = 0;
+    DL_AUTO_FREE uint8_t *seen = calloc(size, 1);
+    DL_AUTO_FREE uint64_t *first = calloc(size, sizeof *first);
+    struct wk_data_stream stream;
+    wk_data_stream_init(&stream, dataset, 42);
+    for (uint64_t g = 0; g < 3 * size; g++) {
+        uint64_t at = wk_data_stream_at(&stream, g);
+        CU_ASSERT_FATAL(at < size);
+        CU_ASSERT_EQUAL(seen[at], g / size);
+        seen[at]++;
+        first[g % size] = g < size ? at : first[g % size];
+        same += g >= size && first[g % size] == at ? 1 : 0;
     }
-    CU_ASSERT_EQUAL(taken, view.training_sequences / LEARNERS * LEARNERS);
+    CU_ASSERT(same < 20);
     wk_dataset_close(dataset);
     clean();
 }
 
-static void test_seek(void)
+/* A sequence is a function of seed and position alone: in any order, also far out. */
+static void test_any_position(void)
 {
     struct wk_dataset *dataset = open_simple(4000, 15);
     struct wk_data_stream stream, other;
     struct dl_err err;
-    uint64_t order[300];
-    CU_ASSERT_EQUAL_FATAL(wk_data_stream_init(&stream, dataset, 9, 1, 3, &err), DL_OK);
-    CU_ASSERT(stream.epoch_sequences < 100); /* So that 300 go over several epochs. */
-    for (size_t i = 0; i < DL_COUNT_OF(order); i++) {
-        order[i] = wk_data_stream_next(&stream);
+    uint64_t order[900];
+    wk_data_stream_init(&stream, dataset, 9);
+    CU_ASSERT(stream.order.size < 300); /* So that 900 go over several epochs. */
+    for (size_t g = 0; g < DL_COUNT_OF(order); g++) {
+        order[g] = wk_data_stream_at(&stream, g);
     }
-    CU_ASSERT_EQUAL_FATAL(wk_data_stream_init(&other, dataset, 9, 1, 3, &err), DL_OK);
-    for (size_t i = DL_COUNT_OF(order); i-- > 0;) {
-        wk_data_stream_seek(&other, i);
-        CU_ASSERT_EQUAL(wk_data_stream_next(&other), order[i]);
+    wk_data_stream_init(&other, dataset, 9);
+    for (size_t g = DL_COUNT_OF(order); g-- > 0;) {
+        CU_ASSERT_EQUAL(wk_data_stream_at(&other, g), order[g]);
     }
+    uint64_t far = UINT64_C(1) << 61;
+    CU_ASSERT_EQUAL(wk_data_stream_at(&stream, far + 7), wk_data_stream_at(&other, far + 7));
     /* Another seed, another order. */
-    CU_ASSERT_EQUAL_FATAL(wk_data_stream_init(&other, dataset, 10, 1, 3, &err), DL_OK);
+    wk_data_stream_init(&other, dataset, 10);
     uint32_t equal = 0;
-    for (size_t i = 0; i < DL_COUNT_OF(order); i++) {
-        equal += wk_data_stream_next(&other) == order[i] ? 1 : 0;
+    for (size_t g = 0; g < DL_COUNT_OF(order); g++) {
+        equal += wk_data_stream_at(&other, g) == order[g] ? 1 : 0;
     }
-    CU_ASSERT(equal < 20);
-    /* A batch is the next sequences, in order. */
+    CU_ASSERT(equal < 60);
+    /* A read is the sequences of its positions, in order. */
     uint32_t tokens[4 * 15], targets[4 * 15], expected[15], expected_targets[15];
-    wk_data_stream_seek(&stream, 5);
-    CU_ASSERT_EQUAL(wk_data_stream_batch(&stream, 4, tokens, targets, &err), DL_OK);
-    CU_ASSERT_EQUAL(stream.cursor, 9);
+    CU_ASSERT_EQUAL(wk_data_stream_read(&stream, 5, 4, tokens, targets, &err), DL_OK);
     for (uint32_t i = 0; i < 4; i++) {
         CU_ASSERT_EQUAL(wk_dataset_training(dataset, order[5 + i], expected, expected_targets, &err), DL_OK);
         CU_ASSERT_EQUAL(memcmp(tokens + 15 * i, expected, sizeof expected), 0);
@@ -455,5 +451,5 @@ static void test_seek(void)
 
 UNIT_MAIN("data", {"text", test_text}, {"gzip", test_gzip}, {"damaged gzip", test_damaged_gzip},
           {"token files", test_token_files}, {"hostile files", test_hostile_files}, {"dataset", test_dataset},
-          {"dataset limits", test_dataset_limits}, {"permutation", test_permutation},
-          {"learners' orders", test_learners_orders}, {"seek", test_seek})
+          {"dataset limits", test_dataset_limits}, {"permutation", test_permutation}, {"positions", test_positions},
+          {"any position", test_any_position})

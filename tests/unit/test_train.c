@@ -72,20 +72,38 @@ static double validation(struct wk_trainer *trainer)
     return loss;
 }
 
-static struct wk_trainer *start(const struct dl_spec *spec, uint32_t threads, uint32_t learner)
+static struct wk_trainer *start(const struct dl_spec *spec, uint32_t threads)
 {
     struct wk_trainer *trainer = NULL;
     struct dl_err err;
     CU_ASSERT_EQUAL_FATAL(wk_trainer_new(spec, threads, &trainer, &err), DL_OK);
-    CU_ASSERT_EQUAL_FATAL(wk_trainer_start(trainer, learner, 0, 0, &err), DL_OK);
+    wk_trainer_start(trainer, 0);
     return trainer;
 }
 
-static void run(struct wk_trainer *trainer, uint32_t steps, double losses[])
+/* A batch that begins at this position, in two parts. */
+static void feed(struct wk_trainer *trainer, uint64_t position)
+{
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(wk_trainer_lacks(trainer), 4);
+    CU_ASSERT_EQUAL_FATAL(wk_trainer_feed(trainer, position, 3, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(wk_trainer_lacks(trainer), 1);
+    CU_ASSERT_EQUAL_FATAL(wk_trainer_feed(trainer, position + 3, 1, &err), DL_OK);
+}
+
+static enum dl_rc step_at(struct wk_trainer *trainer, uint64_t position, struct wk_trainer_step *step,
+                          struct dl_err *err)
+{
+    feed(trainer, position);
+    return wk_trainer_step(trainer, step, err);
+}
+
+static void run(struct wk_trainer *trainer, uint64_t position, uint32_t steps, double losses[])
 {
     for (uint32_t i = 0; i < steps; i++) {
         struct wk_trainer_step step;
         struct dl_err err;
+        feed(trainer, position + 4 * i);
         CU_ASSERT_EQUAL_FATAL(wk_trainer_step(trainer, &step, &err), DL_OK);
         CU_ASSERT_FALSE(step.skipped);
         CU_ASSERT_EQUAL(step.tokens, 128);
@@ -108,10 +126,10 @@ static uint64_t difference(struct wk_trainer *a, struct wk_trainer *b)
 static void test_learns(void)
 {
     struct dl_spec *spec = make_spec();
-    struct wk_trainer *trainer = start(spec, 1, 0);
+    struct wk_trainer *trainer = start(spec, 1);
     double losses[STEPS];
     double before = validation(trainer);
-    run(trainer, STEPS, losses);
+    run(trainer, 0, STEPS, losses);
     double after = validation(trainer);
     /* Untrained, all bytes are alike: ln 256 = 5.545. Words of seven letters in random order carry under half a nat
      * each. */
@@ -119,7 +137,6 @@ static void test_learns(void)
     CU_ASSERT(fabs(losses[0] - 5.545) < 0.1);
     CU_ASSERT(after < 0.8);
     CU_ASSERT_EQUAL(wk_trainer_place(trainer), STEPS);
-    CU_ASSERT_EQUAL(wk_trainer_cursor(trainer), STEPS * 4);
     wk_trainer_free(trainer);
     drop_spec(spec);
 }
@@ -127,47 +144,41 @@ static void test_learns(void)
 static void test_same_bits(void)
 {
     struct dl_spec *spec = make_spec();
-    struct wk_trainer *one = start(spec, 1, 1), *two = start(spec, 2, 1), *other = start(spec, 1, 2);
+    struct wk_trainer *one = start(spec, 1), *two = start(spec, 2), *other = start(spec, 1);
     double losses[3][15];
-    run(one, 15, losses[0]);
-    run(two, 15, losses[1]);
-    run(other, 15, losses[2]);
+    run(one, 100, 15, losses[0]);
+    run(two, 100, 15, losses[1]);
+    run(other, 200, 15, losses[2]);
     for (int i = 0; i < 15; i++) {
         CU_ASSERT(losses[0][i] == losses[1][i]); /* Bit for bit: neither is NaN. */
     }
     CU_ASSERT_EQUAL(difference(one, two), 0);
-    CU_ASSERT(difference(one, other) > 0); /* Another learner has other data, from the same first weights. */
+    CU_ASSERT(difference(one, other) > 0); /* Other data, from the same first weights. */
     wk_trainer_free(one);
     wk_trainer_free(two);
     wk_trainer_free(other);
     drop_spec(spec);
 }
 
-/* A joiner goes on where the ensemble is: its data, its rate. */
+/* A joiner goes on where the ensemble is with its rate. */
 static void test_late_joiner(void)
 {
     struct dl_spec *spec = make_spec();
-    struct wk_trainer *trainer = NULL, *behind = NULL;
+    struct wk_trainer *trainer = NULL;
     struct dl_err err;
     struct wk_trainer_step step;
     CU_ASSERT_EQUAL_FATAL(wk_trainer_new(spec, 1, &trainer, &err), DL_OK);
-    CU_ASSERT_EQUAL_FATAL(wk_trainer_start(trainer, 0, 60 * 2 * 128, 70, &err), DL_OK);
+    wk_trainer_start(trainer, 60 * 2 * 128);
     CU_ASSERT_EQUAL(wk_trainer_place(trainer), 60);
-    CU_ASSERT_EQUAL(wk_trainer_cursor(trainer), 70 * 4); /* Nobody has gone further than the furthest learner. */
-    CU_ASSERT_EQUAL(wk_trainer_step(trainer, &step, &err), DL_OK);
+    CU_ASSERT_EQUAL(step_at(trainer, 0, &step, &err), DL_OK);
     CU_ASSERT_DOUBLE_EQUAL(step.learning_rate, 0.01 / WK_SCHEDULE_RAMP_STEPS, 1e-9);
     for (uint32_t i = 1; i < WK_SCHEDULE_RAMP_STEPS; i++) {
-        CU_ASSERT_EQUAL(wk_trainer_step(trainer, &step, &err), DL_OK);
+        CU_ASSERT_EQUAL(step_at(trainer, 0, &step, &err), DL_OK);
     }
     struct wk_schedule schedule;
     wk_schedule_init(&schedule, &spec->training, 2);
     CU_ASSERT_EQUAL(step.learning_rate, wk_adamw_rate(&schedule.inner, 60 + WK_SCHEDULE_RAMP_STEPS));
-    /* Everyone was replaced: step counts began anew, the tokens did not. */
-    CU_ASSERT_EQUAL_FATAL(wk_trainer_new(spec, 1, &behind, &err), DL_OK);
-    CU_ASSERT_EQUAL_FATAL(wk_trainer_start(behind, 0, 60 * 2 * 128, 5, &err), DL_OK);
-    CU_ASSERT_EQUAL(wk_trainer_cursor(behind), 60 * 4);
     wk_trainer_free(trainer);
-    wk_trainer_free(behind);
     drop_spec(spec);
 }
 
@@ -216,24 +227,24 @@ static void test_schedule(void)
 static void test_not_finite(void)
 {
     struct dl_spec *spec = make_spec();
-    struct wk_trainer *trainer = start(spec, 1, 0);
+    struct wk_trainer *trainer = start(spec, 1);
     struct wk_trainer_step step;
     struct dl_err err;
-    CU_ASSERT_EQUAL(wk_trainer_step(trainer, &step, &err), DL_OK);
+    CU_ASSERT_EQUAL(step_at(trainer, 0, &step, &err), DL_OK);
     float *weights = wk_model_parameters(wk_trainer_model(trainer))[0];
     float good[64], kept = weights[1000];
     memcpy(good, weights, sizeof good);
     for (int round = 0; round < 2; round++) {
         for (uint32_t i = 0; i + 1 < WK_TRAINER_BAD_STEPS_MAX; i++) {
             weights[' ' * 32] = NAN;
-            CU_ASSERT_EQUAL(wk_trainer_step(trainer, &step, &err), DL_OK);
+            CU_ASSERT_EQUAL(step_at(trainer, 0, &step, &err), DL_OK);
             CU_ASSERT_TRUE(step.skipped);
             CU_ASSERT_EQUAL(step.tokens, 0);
             CU_ASSERT_TRUE(isnan(step.loss));
         }
         CU_ASSERT_EQUAL(weights[1000], kept);
         weights[' ' * 32] = 0.01f;
-        CU_ASSERT_EQUAL(wk_trainer_step(trainer, &step, &err), DL_OK);
+        CU_ASSERT_EQUAL(step_at(trainer, 0, &step, &err), DL_OK);
         CU_ASSERT_FALSE(step.skipped);
         kept = weights[1000];
     }
@@ -241,7 +252,7 @@ static void test_not_finite(void)
     weights[' ' * 32] = NAN;
     enum dl_rc rc = DL_OK;
     for (uint32_t i = 0; rc == DL_OK && i < 2 * WK_TRAINER_BAD_STEPS_MAX; i++) {
-        rc = wk_trainer_step(trainer, &step, &err);
+        rc = step_at(trainer, 0, &step, &err);
     }
     CU_ASSERT_EQUAL(rc, DL_ECORRUPT);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "learningRate"));
@@ -294,11 +305,11 @@ static void test_sampling(void)
 {
     enum { COUNT = 200 }; /* Several contexts of 32. */
     struct dl_spec *spec = make_spec();
-    struct wk_trainer *trainer = start(spec, 1, 0);
+    struct wk_trainer *trainer = start(spec, 1);
     struct wk_model *model = wk_trainer_model(trainer);
     double losses[STEPS];
     uint32_t a[COUNT], b[COUNT], c[COUNT];
-    run(trainer, STEPS, losses);
+    run(trainer, 0, STEPS, losses);
     sample(model, 0.8, 5, a, COUNT);
     sample(model, 0.8, 5, b, COUNT);
     sample(model, 0.8, 6, c, COUNT);

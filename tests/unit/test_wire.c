@@ -98,8 +98,9 @@ static void fill_transfers(enum dl_wire_type type, bool high, uint64_t counter)
     if (type == DL_WIRE_PULL) {
         sent.as.pull = (struct dl_wire_pull){counter, fragment, counter, high ? 7 : 0, u32, u32, u32, counter};
     } else if (type == DL_WIRE_PUSH) {
-        sent.as.push = (struct dl_wire_push){
-            u64, counter, fragment, counter, counter, u32, counter, high ? DL_CODEC_INT4 : 0, bytes, counter};
+        sent.as.push =
+            (struct dl_wire_push){u64,   counter, fragment, counter, counter, u32, counter, high ? DL_CODEC_INT4 : 0,
+                                  bytes, counter, counter,  counter};
     } else if (type == DL_WIRE_PUSH_NONE) {
         sent.as.push_none = (struct dl_wire_push_none){counter, fragment, high ? DL_VERDICT_COUNT - 1 : 0};
     } else if (type == DL_WIRE_RESULT) {
@@ -153,11 +154,17 @@ static void fill(enum dl_wire_type type, bool high)
         fill_text(sent.as.stop.text, DL_WIRE_TEXT_MAX, high, "");
         break;
     case DL_WIRE_TRACE: fill_trace(&sent.as.trace, high); break;
+    case DL_WIRE_LEASE_REQUEST:
+        sent.as.lease_request = (struct dl_wire_lease_request){counter, high ? DL_WIRE_BATCH_MAX : 1, high};
+        break;
+    case DL_WIRE_LEASE:
+        sent.as.lease = (struct dl_wire_lease){high ? counter : 1, counter, high ? UINT32_MAX : 0, high};
+        break;
     }
 }
 
 #define FOR_EACH_CONTROL_TYPE(type)                                                                                    \
-    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_TRACE; type++)                                        \
+    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_LEASE; type++)                                        \
         if (type != DL_WIRE_CHUNK)
 
 /* What a receiver does with bytes that came as one message. */
@@ -318,7 +325,7 @@ static void test_header_refuses_oversize_and_nonsense(void)
     buffer[10] = 0;
     buffer[5] = 0;
     expect_header(DL_EPROTO);
-    buffer[5] = DL_WIRE_TRACE + 1;
+    buffer[5] = DL_WIRE_LEASE + 1;
     expect_header(DL_EPROTO);
     buffer[5] = DL_WIRE_CHUNK; /* A chunk may be as long as a chunk's limit, and no longer. */
     memcpy(buffer + 8, (uint8_t[]){16, 0, 16, 0}, 4);

@@ -35,6 +35,7 @@ struct diloco {
     char uid[DL_WIRE_UID_MAX];
     char trainer[DL_WIRE_TRAINER_MAX];
     double join_timeout_seconds;
+    uint32_t batch; /* Sequences in a step; 0: no data is leased. */
     struct wk_hub hub;
     struct wk_net *net;
     struct dl_tensor *tensors;
@@ -229,6 +230,35 @@ int diloco_register(struct diloco *d, const char *name, float *data, int rank, c
     return DILOCO_CONTINUE;
 }
 
+int diloco_lease_data(struct diloco *d, uint32_t sequences, struct diloco_error *error)
+{
+    if (d == NULL || d->net != NULL || d->role != DILOCO_LEARNER) {
+        return set_error(error, DILOCO_EINVAL, "lease data: for a learner, before diloco_join");
+    }
+    if (sequences < 1 || sequences > DL_WIRE_BATCH_MAX) {
+        return set_error(error, DILOCO_EINVAL, "lease data: %u sequences in a step, 1 to %u are possible", sequences,
+                         DL_WIRE_BATCH_MAX);
+    }
+    d->batch = sequences;
+    return DILOCO_CONTINUE;
+}
+
+int diloco_data(struct diloco *d, uint64_t count, struct diloco_range *range, struct diloco_error *error)
+{
+    if (d == NULL || d->phase == PHASE_OPEN || d->batch == 0) {
+        return set_error(error, DILOCO_EINVAL, "data: only for a learner that has joined after diloco_lease_data");
+    }
+    if (range == NULL || count == 0) {
+        return set_error(error, DILOCO_EINVAL, "data: a range for the answer and a count of at least 1 are needed");
+    }
+    struct wk_range got;
+    pthread_mutex_lock(&d->hub.lock);
+    wk_link_data(d->hub.link, count, &got);
+    pthread_mutex_unlock(&d->hub.lock);
+    *range = (struct diloco_range){.lease = got.lease, .first = got.first, .count = got.count};
+    return DILOCO_CONTINUE;
+}
+
 /* --- a boundary -------------------------------------------------------------------------------------------------- */
 
 static struct timespec timespec_of(int64_t at_ns)
@@ -395,6 +425,7 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
         .shards = hub->shards,
         .tensors = d->tensors,
         .tensor_count = d->tensor_count,
+        .batch = d->batch,
     };
     enum dl_rc rc = wk_link_new(&config, &hub->link, err);
     if (rc != DL_OK) {

@@ -88,9 +88,25 @@ DILOCO_API int diloco_open(const struct diloco_options *options, struct diloco *
 DILOCO_API int diloco_register(struct diloco *d, const char *name, float *data, int rank, const uint64_t *shape,
                                enum diloco_tensor_role role, uint32_t layer, struct diloco_error *error);
 
+/* Says, before diloco_join, that this trainer takes its data by leases of the job's ledger, `sequences` in a step. Optional:
+ * without it nothing is known of what a learner trains on. */
+DILOCO_API int diloco_lease_data(struct diloco *d, uint32_t sequences, struct diloco_error *error);
+
 /* Connects to every shard and waits for the ensemble's current parameters, which replace the tensors' contents. The very
  * first learner's own contents become the ensemble's first state. */
 DILOCO_API int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error *error);
+
+struct
+    diloco_range { /* Positions first .. first + count - 1 of the job's data, to be trained on by this learner alone. */
+    uint64_t lease; /* 0: not leased; trained on all the same, and does not count as covered. */
+    uint64_t first, count;
+};
+
+/* What to train on in the coming step: at most `count` positions, fewer where a lease ends (ask again for the rest). The data
+ * of a job is one stream of positions 0, 1, 2, ...; all its learners have to take the same position for the same sequence, e.g.
+ * of N sequences number g mod N of a shuffle of epoch g / N. What was taken since the last diloco_step counts as trained on
+ * with the next one, whatever the step made of it; so take it for that step, not ahead of it. Never waits. */
+DILOCO_API int diloco_data(struct diloco *d, uint64_t count, struct diloco_range *range, struct diloco_error *error);
 
 /* Call at every inner-step boundary, after the optimiser's update. `tokens`: trained in this step. `loss`: its loss, NaN
  * when unknown. Applies updates that have arrived, answers pulls with a snapshot. Returns enum diloco_result. */

@@ -58,6 +58,8 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     link->trace.owners[0].nonce = config->nonce;
     memcpy(link->trace.owners[0].uid, link->uid, sizeof link->uid);
     link->shards = config->shards;
+    link->data.batch = config->role == DL_ROLE_LEARNER ? config->batch : 0;
+    link->data.wait_until_ns = -1;
     link->loss = NAN;
     link->left_ns = link->waiting_ns = -1;
     dl_rng_init(&link->rng, config->nonce, dl_rng_stream("backoff", 0, 0));
@@ -201,6 +203,8 @@ void wk_push_seed(struct wk_link *link, uint32_t p)
                  .steps = fragment->steps,
                  .tokens = fragment->tokens,
                  .trace = link->trace.made,
+                 .lease = link->data.lease,
+                 .cursor = link->data.cursor,
                  .codec = DL_CODEC_NONE,
                  .bytes = dl_codec_bytes(DL_CODEC_NONE, link->layout->fragments[p].padded_elements)},
     };
@@ -357,6 +361,10 @@ static const char *check_fragment(const struct wk_link *link, uint32_t p)
 
 const char *wk_link_check(const struct wk_link *link)
 {
+    const char *lease_fault = wk_lease_check(link);
+    if (lease_fault != NULL) {
+        return lease_fault;
+    }
     bool all_adopted = link->layout != NULL;
     for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
         const char *fault = check_fragment(link, p);

@@ -33,8 +33,12 @@
 #define WK_NOTES_MAX 32
 #define WK_EVALUATIONS_MAX 8 /* Waiting to be sent; the oldest gives way. */
 #define WK_SLOTS 2
-#define WK_TRACE_MAX 8192     /* Entries kept until every shard has them; a day of rounds with one shard away. */
-#define WK_TRACE_OWNERS_MAX 8 /* Incarnations whose entries a link delivers: its own, and peers'. */
+#define WK_TRACE_MAX 8192       /* Entries kept until every shard has them; a day of rounds with one shard away. */
+#define WK_TRACE_OWNERS_MAX 8   /* Incarnations whose entries a link delivers: its own, and peers'. */
+#define WK_LEASES_MAX 8         /* Of the job's data, held at once. */
+#define WK_LEASE_WAIT_MS 5000   /* A joined learner waits so long for its first lease; then it begins without. */
+#define WK_LEASE_RETRY_MS 10000 /* A request that was not answered is sent again. */
+#define WK_UNLEASED_FIRST (UINT64_C(1) << 60) /* Positions that nobody is leased begin here; see wk_link_data. */
 #define WK_NS_PER_MS INT64_C(1000000)
 
 struct wk_link; /* Opaque. */
@@ -49,6 +53,7 @@ struct wk_link_config {
     uint32_t shards;
     const struct dl_tensor *tensors;
     uint32_t tensor_count;
+    uint32_t batch; /* Sequences of the job's data in one step; 0: the trainer takes none from its ledger. */
 };
 
 DL_MUST_CHECK enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out, struct dl_err *err);
@@ -174,6 +179,25 @@ uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry
  * noted from now on. False: WK_TRACE_OWNERS_MAX peers already. */
 bool wk_link_trace_adopt(struct wk_link *link, const char *uid, uint64_t nonce, const struct dl_trace_entry *entries,
                          uint32_t count);
+
+/* --- the job's data ----------------------------------------------------------------------------------------------
+ * Shard 0 leases positions of the job's data; the trainer takes them in order, each before the step that it is for, and every
+ * PUSH says how far its snapshot has come. Without a lease (none was granted in time, or those held were given to others while
+ * this learner was away) positions come from a part of the data's order that belongs to this incarnation alone, beyond
+ * WK_UNLEASED_FIRST: training goes on, and these never count as covered. */
+
+struct wk_range {
+    uint64_t lease; /* 0: unleased. */
+    uint64_t first, count;
+};
+/* The next positions to train on, at most `count` (>= 1), fewer where a lease ends: ask again for the rest. */
+void wk_link_data(struct wk_link *link, uint64_t count, struct wk_range *range);
+
+struct wk_data_view {
+    uint64_t leases, sequences, unleased; /* Leases received; sequences taken, and of them without a lease. */
+    uint64_t revoked;                     /* How often leases were lost. */
+};
+void wk_link_data_view(const struct wk_link *link, struct wk_data_view *view);
 
 /* --- views ------------------------------------------------------------------------------------------------------- */
 

@@ -179,6 +179,10 @@ static void on_result(struct wk_link *link, uint32_t shard, const struct dl_wire
     if (result->verdict == DL_VERDICT_ACCEPTED) {
         return;
     }
+    if (result->verdict == DL_VERDICT_LEASE_LOST) {
+        wk_lease_lost(link);
+        return;
+    }
     bool ordinary = result->verdict == DL_VERDICT_LATE || result->verdict == DL_VERDICT_NOTHING;
     wk_note(link, ordinary ? 0 : 2, "push not merged round=%llu fragment=%u reason=%s",
             (unsigned long long)result->round, result->fragment, dl_verdict_name((enum dl_verdict)result->verdict));
@@ -239,6 +243,13 @@ void wk_link_on_message(struct wk_link *link, int64_t now_ns, uint32_t shard, co
     case DL_WIRE_UPDATE: on_update(link, shard, &message->as.update); break;
     case DL_WIRE_HEARTBEAT: heard_of_ensemble(link, message->as.heartbeat.step, message->as.heartbeat.tokens); break;
     case DL_WIRE_STOP: on_stop(link, shard, &message->as.stop); break;
+    case DL_WIRE_LEASE:
+        if (shard != 0 || link->data.batch == 0) {
+            wk_close(link, shard, "protocol error: a lease that nobody asked for");
+        } else {
+            wk_lease_received(link, &message->as.lease);
+        }
+        break;
     case DL_WIRE_HELLO:
     case DL_WIRE_META:
     case DL_WIRE_PUSH:
@@ -247,6 +258,7 @@ void wk_link_on_message(struct wk_link *link, int64_t now_ns, uint32_t shard, co
     case DL_WIRE_EVALUATION:
     case DL_WIRE_GOODBYE:
     case DL_WIRE_TRACE:
+    case DL_WIRE_LEASE_REQUEST:
         wk_close(link, shard, "protocol error: %s is not for learners", dl_wire_type_name(message->type));
         break;
     }

@@ -197,6 +197,9 @@ static void next_send(struct wk_link *link, struct wk_conn *conn, int64_t now_ns
     bool meta_first = !conn->meta_was_last;
     conn->meta_was_last = false;
     act->type = WK_ACT_SEND;
+    if (wk_lease_send(link, now_ns, shard)) {
+        return;
+    }
     if (meta_first && send_meta(link, conn, shard)) {
         conn->meta_was_last = true;
         return;
@@ -289,5 +292,5 @@ int64_t wk_link_deadline(const struct wk_link *link)
         }
         deadline_ns = DL_MIN(deadline_ns, at_ns);
     }
-    return deadline_ns;
+    return DL_MIN(deadline_ns, wk_lease_deadline(link));
 }

@@ -1,5 +1,5 @@
-/* The inside of wk_link, shared by its three parts: link.c (life, views), link_net.c (connections), link_step.c
- * (boundaries). Pure; included by nothing else. */
+/* The inside of wk_link, shared by its parts: link.c (life, views), link_net.c (connections), link_step.c (boundaries),
+ * link_lease.c (the job's data). Pure; included by nothing else. */
 #ifndef DL_WORKER_LINK_LINK_STATE_H
 #define DL_WORKER_LINK_LINK_STATE_H
 
@@ -100,6 +100,27 @@ struct wk_trace {
     struct wk_owner owners[WK_TRACE_OWNERS_MAX];
 };
 
+struct wk_lease {
+    uint64_t lease, first, count;
+};
+
+/* The job's data. The trainer takes from held[0], whose first `taken` positions it has. */
+struct wk_data {
+    uint32_t batch; /* 0: not used. */
+    struct wk_lease held[WK_LEASES_MAX];
+    uint32_t held_count;
+    uint64_t taken;
+    uint64_t newest;              /* The highest lease received since the start, or since they were revoked. */
+    uint64_t at_lease, at_cursor; /* What the trainer has taken, as a cursor ... */
+    uint64_t lease, cursor;       /* ... and what the last boundary has seen of it. */
+    bool asks, asked;             /* A request is due; is under way, */
+    int64_t asked_ns;             /* since when. */
+    int64_t wait_until_ns;        /* For the first lease; -1: not begun, INT64_MAX: over. */
+    bool begun;                   /* Sequences were taken; the last ones of this lease: */
+    uint64_t source;
+    uint64_t unleased_first, leases, sequences, unleased, revoked;
+};
+
 struct wk_note {
     int level;
     char text[DL_ERR_TEXT_MAX];
@@ -138,6 +159,7 @@ struct wk_link {
 
     struct wk_trace trace;
     char trainer[DL_WIRE_TRAINER_MAX];
+    struct wk_data data;
 
     uint64_t ensemble_step, tokens_all, token_budget;
     uint32_t learners;
@@ -193,6 +215,17 @@ bool wk_trace_send(struct wk_link *link, struct wk_conn *conn, uint64_t position
 /* A shard says what it has durable: after a (re)connect, when what it lacks is sent again, and later on. */
 void wk_trace_welcomed(struct wk_link *link, struct wk_conn *conn, uint64_t acked);
 void wk_trace_acked(struct wk_link *link, struct wk_conn *conn, uint64_t acked);
+/* link_lease.c */
+void wk_lease_welcomed(struct wk_link *link);
+void wk_lease_boundary(struct wk_link *link);
+bool wk_lease_send(struct wk_link *link, int64_t now_ns, uint32_t shard);
+void wk_lease_received(struct wk_link *link, const struct dl_wire_lease *lease);
+/* Others have this learner's data by now. */
+void wk_lease_lost(struct wk_link *link);
+/* Whether a joined learner waits for its first lease, and until when at most. */
+bool wk_lease_awaited(struct wk_link *link, int64_t now_ns, int64_t *until_ns);
+int64_t wk_lease_deadline(const struct wk_link *link);
+const char *wk_lease_check(const struct wk_link *link);
 void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_welcome *welcome);
 
 #endif

@@ -21,6 +21,7 @@ void wk_link_on_step(struct wk_link *link, int64_t now_ns, uint64_t tokens, floa
         link->fragments[p].steps++;
         link->fragments[p].tokens += tokens;
     }
+    wk_lease_boundary(link);
     link->boundary_due = true;
     link->waiting_ns = -1;
 }
@@ -97,7 +98,7 @@ static bool next_apply(struct wk_link *link, struct wk_step *step)
         step->type = WK_STEP_APPLY;
         step->fragment = p;
         step->codec = (enum dl_codec)slot->update.codec;
-        step->alpha = fragment->adopted ? link->alpha : 0.0f;
+        step->alpha = fragment->adopted && fragment->version > 0 ? link->alpha : 0.0f;
         /* Remembered: the push may become complete while the trainer is at it. */
         step->rebase = fragment->rebases = can_rebase(link, fragment, &slot->update);
         step->push_codec = (enum dl_codec)push->head.codec;
@@ -209,6 +210,8 @@ static bool answer_pull(struct wk_link *link, uint32_t p, struct wk_step *step)
                  .step = link->step,
                  .steps = fragment->steps,
                  .tokens = fragment->tokens,
+                 .lease = link->data.lease,
+                 .cursor = link->data.cursor,
                  .codec = (uint8_t)link->compression,
                  .bytes = dl_codec_bytes(link->compression, link->layout->fragments[p].padded_elements)},
     };
@@ -351,6 +354,8 @@ void wk_link_next_step(struct wk_link *link, int64_t now_ns, struct wk_step *ste
     if (wk_stop_reached(link, now_ns)) {
         go(link, now_ns);
         step->type = WK_STEP_DONE;
+    } else if (link->joined && wk_lease_awaited(link, now_ns, &step->until_ns)) {
+        step->type = WK_STEP_WAIT;
     } else if (link->joined && !must_wait(link, now_ns, &step->until_ns)) {
         go(link, now_ns);
         step->type = WK_STEP_GO;

@@ -113,6 +113,9 @@ void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const s
     take_settings(link, conn, welcome);
     wk_trace_welcomed(link, conn, welcome->trace_acked);
     wk_conn_move(link, shard, WK_CONN_READY);
+    if (shard == 0) {
+        wk_lease_welcomed(link);
+    }
     conn->epoch = welcome->epoch;
     conn->heard_ns = now_ns;
     conn->meta_due = link->joined && link->role == DL_ROLE_LEARNER;

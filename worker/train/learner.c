@@ -65,8 +65,8 @@ static void note_start(struct learner *l)
     struct wk_dataset_view data;
     wk_dataset_view(wk_trainer_dataset(l->trainer), &data);
     uint64_t hash = dl_spec_to_json(l->session.spec, &spec, &err) == DL_OK ? dl_hash64(spec, strlen(spec), 0) : 0;
-    snprintf(text, sizeof text, "spec=%016" PRIx64 " sequences=%" PRIu64 " place=%" PRIu64 " cursor=%" PRIu64, hash,
-             data.training_sequences, wk_trainer_place(l->trainer), wk_trainer_cursor(l->trainer));
+    snprintf(text, sizeof text, "spec=%016" PRIx64 " sequences=%" PRIu64 " place=%" PRIu64, hash,
+             data.training_sequences, wk_trainer_place(l->trainer));
     note(l, "start", l->info.learner, l->info.tokens_all, l->info.ensemble_step, text);
 }
 
@@ -142,6 +142,22 @@ static enum dl_exit leave(struct learner *l)
     return DL_EXIT_OK;
 }
 
+/* The batch of the coming step, from the job's data: leased where possible. */
+static enum dl_rc feed(struct learner *l, struct dl_err *err)
+{
+    enum dl_rc rc = DL_OK;
+    for (uint32_t lacks = wk_trainer_lacks(l->trainer); rc == DL_OK && lacks > 0;
+         lacks = wk_trainer_lacks(l->trainer)) {
+        struct diloco_range range;
+        struct diloco_error error;
+        if (diloco_data(l->session.diloco, lacks, &range, &error) != DILOCO_CONTINUE) {
+            return dl_err_set(err, DL_EINVAL, "%s", error.text);
+        }
+        rc = wk_trainer_feed(l->trainer, range.first, (uint32_t)range.count, err);
+    }
+    return rc;
+}
+
 static enum dl_exit train(struct learner *l)
 {
     int64_t step_ns = (int64_t)(l->session.args->step_seconds * (double)DL_NS_PER_SECOND);
@@ -150,7 +166,7 @@ static enum dl_exit train(struct learner *l)
         struct wk_trainer_step step;
         struct dl_err err;
         int64_t start_ns = dl_now_ns();
-        if (wk_trainer_step(l->trainer, &step, &err) != DL_OK) {
+        if (feed(l, &err) != DL_OK || wk_trainer_step(l->trainer, &step, &err) != DL_OK) {
             return give_up("training", &err);
         }
         if (wk_stop_wait_until(start_ns + step_ns)) {
@@ -177,12 +193,9 @@ static enum dl_exit run(struct learner *l)
     if (code != DILOCO_CONTINUE) {
         return ended(code, &error);
     }
-    if (wk_trainer_start(l->trainer, l->info.learner, l->info.tokens_all, l->info.ensemble_step, &err) != DL_OK) {
-        return give_up("start", &err);
-    }
-    dl_info("joined learner=%u ensemble_step=%" PRIu64 " tokens_all=%" PRIu64 " place=%" PRIu64 " cursor=%" PRIu64,
-            l->info.learner, l->info.ensemble_step, l->info.tokens_all, wk_trainer_place(l->trainer),
-            wk_trainer_cursor(l->trainer));
+    wk_trainer_start(l->trainer, l->info.tokens_all);
+    dl_info("joined learner=%u ensemble_step=%" PRIu64 " tokens_all=%" PRIu64 " place=%" PRIu64, l->info.learner,
+            l->info.ensemble_step, l->info.tokens_all, wk_trainer_place(l->trainer));
     note_start(l);
     return train(l);
 }

@@ -97,6 +97,9 @@ int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk
                                tensor->shape, tensor->role == DL_TENSOR_EMBEDDING ? DILOCO_EMBEDDING : DILOCO_WEIGHT,
                                tensor->layer, error);
     }
+    if (code == DILOCO_CONTINUE && role == DILOCO_LEARNER) {
+        code = diloco_lease_data(session->diloco, session->spec->training.batch_sequences, error);
+    }
     if (code != DILOCO_CONTINUE) {
         return code;
     }

@@ -31,6 +31,7 @@ struct wk_trainer {
     struct wk_schedule schedule;
     uint32_t *tokens, *targets; /* [batch_sequences][sequence_length] */
     bool started;
+    uint32_t fed; /* Sequences of the batch that are there. */
     uint32_t bad_in_row;
     uint64_t skipped;
 };
@@ -151,23 +152,27 @@ const struct wk_dataset *wk_trainer_dataset(const struct wk_trainer *trainer)
     return trainer->dataset;
 }
 
-enum dl_rc wk_trainer_start(struct wk_trainer *trainer, uint32_t learner, uint64_t tokens_all, uint64_t ensemble_step,
-                            struct dl_err *err)
+void wk_trainer_start(struct wk_trainer *trainer, uint64_t tokens_all)
 {
     assert(!trainer->started);
-    const struct dl_spec *spec = trainer->spec;
-    enum dl_rc rc =
-        wk_data_stream_init(&trainer->stream, trainer->dataset, spec->training.seed, learner, spec->learners.max, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
+    wk_data_stream_init(&trainer->stream, trainer->dataset, trainer->spec->training.seed);
     wk_schedule_join(&trainer->schedule, tokens_all);
-    /* Nobody has gone further than the furthest learner; its own count starts anew when it is replaced, the tokens'
-     * does not. */
-    uint64_t steps = DL_MAX(ensemble_step, trainer->schedule.place);
-    wk_data_stream_seek(&trainer->stream, steps * spec->training.batch_sequences);
     trainer->started = true;
-    return DL_OK;
+}
+
+uint32_t wk_trainer_lacks(const struct wk_trainer *trainer)
+{
+    return trainer->spec->training.batch_sequences - trainer->fed;
+}
+
+enum dl_rc wk_trainer_feed(struct wk_trainer *trainer, uint64_t first, uint32_t count, struct dl_err *err)
+{
+    assert(trainer->started && count <= wk_trainer_lacks(trainer));
+    size_t at = (size_t)trainer->fed * trainer->spec->training.model.sequence_length;
+    enum dl_rc rc =
+        wk_data_stream_read(&trainer->stream, first, count, trainer->tokens + at, trainer->targets + at, err);
+    trainer->fed += rc == DL_OK ? count : 0;
+    return rc;
 }
 
 bool wk_trainer_hear(struct wk_trainer *trainer, uint64_t tokens_all)
@@ -178,11 +183,6 @@ bool wk_trainer_hear(struct wk_trainer *trainer, uint64_t tokens_all)
 uint64_t wk_trainer_place(const struct wk_trainer *trainer)
 {
     return trainer->schedule.place;
-}
-
-uint64_t wk_trainer_cursor(const struct wk_trainer *trainer)
-{
-    return trainer->stream.cursor;
 }
 
 uint64_t wk_trainer_skipped(const struct wk_trainer *trainer)
@@ -209,15 +209,11 @@ static enum dl_rc skip(struct wk_trainer *trainer, struct wk_trainer_step *step,
 
 enum dl_rc wk_trainer_step(struct wk_trainer *trainer, struct wk_trainer_step *step, struct dl_err *err)
 {
-    assert(trainer->started);
+    assert(trainer->started && wk_trainer_lacks(trainer) == 0);
     const struct dl_training_spec *training = &trainer->spec->training;
     struct dl_err local = {.rc = DL_OK};
     err = err != NULL ? err : &local;
-    enum dl_rc rc =
-        wk_data_stream_batch(&trainer->stream, training->batch_sequences, trainer->tokens, trainer->targets, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
+    trainer->fed = 0;
     *step = (struct wk_trainer_step){.learning_rate = wk_schedule_next(&trainer->schedule)};
     double loss;
     if (wk_model_forward_backward(trainer->model, trainer->tokens, trainer->targets, &loss, err) != DL_OK) {

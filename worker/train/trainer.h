@@ -1,7 +1,7 @@
 /* wk_trainer: the built-in trainer of one learner: data, model, AdamW and its schedule, without any network.
  *
- * A step is a function of (spec, learner id, place at the start, parameters): equal bits in every run and for every
- * number of threads. One thread calls. All memory is allocated in wk_trainer_new. Layer: worker/train, above data and
+ * A step is a function of (spec, place in the schedule, positions of the data, parameters, moments): equal bits in every run
+ * and for every number of threads. One thread calls. All memory is allocated in wk_trainer_new. Layer: worker/train, above data and
  * model. */
 #ifndef WK_TRAIN_TRAINER_H
 #define WK_TRAIN_TRAINER_H
@@ -44,20 +44,22 @@ void wk_trainer_name(char out[WK_TRAINER_NAME_MAX]);
 struct wk_model *wk_trainer_model(struct wk_trainer *trainer); /* Borrowed. */
 const struct wk_dataset *wk_trainer_dataset(const struct wk_trainer *trainer);
 
-/* Takes its place in the ensemble, once, before the first step: as learner `learner`, when all have trained
- * `tokens_all` tokens and the furthest one has taken `ensemble_step` steps. The data goes on from there: a learner that
- * takes over the id of a lost one does not repeat what that one has trained on. */
-DL_MUST_CHECK enum dl_rc wk_trainer_start(struct wk_trainer *trainer, uint32_t learner, uint64_t tokens_all,
-                                          uint64_t ensemble_step, struct dl_err *err);
+/* Takes its place in the ensemble, once, before the first step: when all have trained `tokens_all` tokens. */
+void wk_trainer_start(struct wk_trainer *trainer, uint64_t tokens_all);
+
+/* The batch of the coming step: how many sequences it still lacks, and the next `count` (<= that many) of it, by their
+ * positions in the job's data (data_stream.h). DL_EINVAL: the data holds a token outside the vocabulary. */
+uint32_t wk_trainer_lacks(const struct wk_trainer *trainer);
+DL_MUST_CHECK enum dl_rc wk_trainer_feed(struct wk_trainer *trainer, uint64_t first, uint32_t count,
+                                         struct dl_err *err);
 
 /* See wk_schedule_hear. */
 bool wk_trainer_hear(struct wk_trainer *trainer, uint64_t tokens_all);
 uint64_t wk_trainer_place(const struct wk_trainer *trainer);   /* In the schedule, ensemble steps. */
-uint64_t wk_trainer_cursor(const struct wk_trainer *trainer);  /* Sequences of this learner's order taken. */
 uint64_t wk_trainer_skipped(const struct wk_trainer *trainer); /* Updates, so far. */
 
-/* One inner step: batch, forward, backward, clipping, AdamW. DL_EINVAL: the data holds a token outside the vocabulary,
- * or WK_TRAINER_BAD_STEPS_MAX steps in a row were not finite (DL_ECORRUPT). */
+/* One inner step on the batch that was fed: forward, backward, clipping, AdamW. DL_ECORRUPT: WK_TRAINER_BAD_STEPS_MAX steps in
+ * a row were not finite. */
 DL_MUST_CHECK enum dl_rc wk_trainer_step(struct wk_trainer *trainer, struct wk_trainer_step *step, struct dl_err *err);
 
 #endif

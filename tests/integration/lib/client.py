@@ -19,10 +19,11 @@ import time
 
 HELLO, WELCOME, REFUSE, META, PULL, PUSH, PUSH_NONE, CHUNK, RESULT, UPDATE, EVALUATION, HEARTBEAT, GOODBYE, STOP, TRACE = \
     range(1, 16)
+LEASE_REQUEST, LEASE = 16, 17
 NAMES = ["", "hello", "welcome", "refuse", "meta", "pull", "push", "push_none", "chunk", "result", "update", "evaluation",
-         "heartbeat", "goodbye", "stop", "trace"]
+         "heartbeat", "goodbye", "stop", "trace", "lease_request", "lease"]
 VERDICTS = ["accepted", "late", "duplicate", "stale_base", "not_finite", "norm", "checksum", "malformed", "unknown_round",
-            "layout_mismatch", "below_quorum", "aborted", "nothing"]
+            "layout_mismatch", "below_quorum", "aborted", "nothing", "lease_lost"]
 REFUSALS = {1: "version", 2: "job", 3: "layout", 4: "full", 5: "shard", 6: "superseded", 7: "finished", 8: "malformed"}
 NONE, BF16, INT8, INT4 = range(4)
 BLOCK_BYTES = {NONE: 1024, BF16: 512, INT8: 260, INT4: 132}
@@ -53,7 +54,7 @@ FIELDS = {
     PULL: [("round", "Q"), ("fragment", "I"), ("version", "Q"), ("flags", "I"), ("pull_within_steps", "I"),
            ("update_within_steps", "I"), ("wait_ms", "I"), ("trace_acked", "Q")],
     PUSH: [("transfer", "Q"), ("round", "Q"), ("fragment", "I"), ("base_version", "Q"), ("step", "Q"), ("steps", "I"),
-           ("tokens", "Q"), ("codec", "B"), ("bytes", "Q"), ("trace", "Q")],
+           ("tokens", "Q"), ("codec", "B"), ("bytes", "Q"), ("trace", "Q"), ("lease", "Q"), ("cursor", "Q")],
     PUSH_NONE: [("round", "Q"), ("fragment", "I"), ("reason", "B")],
     RESULT: [("round", "Q"), ("fragment", "I"), ("verdict", "B")],
     UPDATE: [("transfer", "Q"), ("fragment", "I"), ("version", "Q"), ("round", "Q"), ("codec", "B"), ("bytes", "Q"),
@@ -63,9 +64,11 @@ FIELDS = {
     GOODBYE: [("preempted", "B"), ("text", "s")],
     STOP: [("result", "B"), ("text", "s")],
     TRACE: [("position", "Q"), ("nonce", "Q"), ("uid", "s"), ("entries", "E")],
+    LEASE_REQUEST: [("last", "Q"), ("batch", "I"), ("want", "B")],
+    LEASE: [("lease", "Q"), ("first", "Q"), ("count", "I"), ("revoked", "B")],
 }
 ENTRY = [("seq", "Q"), ("step", "Q"), ("fragment", "I"), ("a", "Q"), ("b", "Q"), ("c", "Q"), ("kind", "s"), ("text", "s")]
-DEFAULTS = {"trainer": "", "trace": 0, "trace_acked": 0, "text": "", "fragment": 0xffffffff, "a": 0, "b": 0, "c": 0}
+DEFAULTS = {"trainer": "", "trace": 0, "lease": 0, "cursor": 0, "trace_acked": 0, "text": "", "fragment": 0xffffffff, "a": 0, "b": 0, "c": 0}
 
 
 def encode_tensors(tensors):
