@@ -14,9 +14,13 @@
  *     learner                            syncer
  *     HELLO (identity, tensors)   ->
  *                                 <-     WELCOME (id, settings, versions)  or  REFUSE, then close
+ *                                 <-     PEERS, when HELLO asked for them (`recover`)
+ *     HELD per fragment           ->     (what a peer could give it; only when PEERS named some)
+ *                                 <-     HELD per fragment (what the syncer holds: where the two differ ..)
  *                                 <-     UPDATE + CHUNKs for every fragment that is newer than the learner's
  *     LEASE_REQUEST               ->     (learners that take their data from the job's ledger; shard 0 only)
  *                                 <-     LEASE (once it is durable)
+ *     RECOVERED                   ->     (the state of which peer it took over)
  *     META at every step boundary ->
  *                                 <-     PULL (round, fragment)
  *     TRACE (before a PUSH)       ->     (what this learner's parameters depend on, see docs/tape.md)
@@ -55,6 +59,8 @@
 #define DL_TRACE_TEXT_MAX 128
 #define DL_TRACE_NO_FRAGMENT UINT32_MAX
 #define DL_WIRE_BATCH_MAX (1u << 24) /* Sequences in one inner step. */
+#define DL_WIRE_ADDRESS_MAX 128      /* host:port, [address]:port */
+#define DL_WIRE_PEERS_MAX 4          /* Named in one PEERS. */
 
 enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_HELLO = 1,
@@ -74,6 +80,9 @@ enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_TRACE = 15,
                     DL_WIRE_LEASE_REQUEST = 16,
                     DL_WIRE_LEASE = 17,
+                    DL_WIRE_PEERS = 19,
+                    DL_WIRE_HELD = 20,
+                    DL_WIRE_RECOVERED = 21,
 };
 
 enum dl_role { DL_ROLE_LEARNER = 0, DL_ROLE_EVALUATOR = 1 }; /* Evaluators observe: never pulled, never in a quorum. */
@@ -147,6 +156,8 @@ struct dl_wire_hello {
     uint32_t shard;                    /* Which shard the learner believes this is. */
     uint64_t step;                     /* t_m so far */
     uint64_t tokens;                   /* Trained by this incarnation so far. */
+    uint8_t recover;                   /* 1: asks for PEERS, and says with HELD what they could give it. */
+    char serve[DL_WIRE_ADDRESS_MAX];   /* Where this learner serves its state to others; empty: it does not. */
     uint32_t fragment_count;           /* Versions held; empty at first. */
     struct dl_wire_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
     const uint8_t *tensors; /* dl_tensors_encode; borrowed: on decoding points into the message. */
@@ -293,6 +304,36 @@ struct dl_wire_lease {
     uint8_t revoked;
 };
 
+/* Learners that hold the ensemble's current state and serve it, the best first. */
+struct dl_wire_peer {
+    uint32_t learner;
+    uint64_t nonce;
+    char uid[DL_WIRE_UID_MAX];
+    char serve[DL_WIRE_ADDRESS_MAX];
+    uint32_t step_ms; /* Of one inner step: it answers at a boundary. */
+};
+struct dl_wire_peers {
+    uint8_t count; /* 0: fragments come from the syncer. */
+    struct dl_wire_peer peers[DL_WIRE_PEERS_MAX];
+};
+
+/* Learner: a peer could give it this version, with this content hash of the fragment's UPDATE; version 0: nobody can.
+ * Syncer, in answer: its own version and hash; when they are other ones, an UPDATE comes. */
+struct dl_wire_held {
+    uint32_t fragment;
+    uint64_t version;
+    uint64_t content_hash;
+};
+
+struct dl_wire_recovered { /* Whose optimiser state a joiner has taken over. */
+    uint32_t learner;
+    uint64_t nonce;
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t step;  /* The peer's t_m. */
+    uint64_t bytes; /* Fetched from peers, fragments included. */
+    uint64_t ns;    /* How long that took. */
+};
+
 struct dl_wire_header {
     enum dl_wire_type type;
     uint32_t payload_bytes;
@@ -319,6 +360,9 @@ struct dl_wire_message {
         struct dl_wire_trace trace;
         struct dl_wire_lease_request lease_request;
         struct dl_wire_lease lease;
+        struct dl_wire_peers peers;
+        struct dl_wire_held held;
+        struct dl_wire_recovered recovered;
     } as;
 };
 

@@ -41,6 +41,8 @@ static const struct dl_wire_field hello_fields[] = {
     U32(hello, shard, 0, DL_SPEC_SHARDS_MAX - 1),
     COUNTER(hello, step),
     COUNTER(hello, tokens),
+    U8(hello, recover, 0, 1),
+    TEXT(hello, serve),
     FRAGMENTS(hello),
     TENSORS(hello, DL_WIRE_HELLO_PAYLOAD_MAX),
 };
@@ -185,6 +187,32 @@ static const struct dl_wire_field lease_fields[] = {
     U8(lease, revoked, 0, 1),
 };
 
+/* A peer that is not there has empty texts. */
+/* clang-format off */
+#define PEER(i) \
+    U32(peers, peers[i].learner, 0, DL_SPEC_LEARNERS_MAX - 1), U64(peers, peers[i].nonce, 0, UINT64_MAX), \
+    TEXT(peers, peers[i].uid), TEXT(peers, peers[i].serve), U32(peers, peers[i].step_ms, 0, UINT32_MAX)
+/* clang-format on */
+static const struct dl_wire_field peers_fields[] = {
+    U8(peers, count, 0, DL_WIRE_PEERS_MAX), PEER(0), PEER(1), PEER(2), PEER(3),
+};
+static_assert(DL_WIRE_PEERS_MAX == 4, "one PEER a place");
+
+static const struct dl_wire_field held_fields[] = {
+    FRAGMENT(held),
+    COUNTER(held, version),
+    U64(held, content_hash, 0, UINT64_MAX),
+};
+
+static const struct dl_wire_field recovered_fields[] = {
+    U32(recovered, learner, 0, DL_SPEC_LEARNERS_MAX - 1),
+    U64(recovered, nonce, 0, UINT64_MAX),
+    NAME(recovered, uid),
+    COUNTER(recovered, step),
+    COUNTER(recovered, bytes),
+    COUNTER(recovered, ns),
+};
+
 static const struct dl_wire_format formats[] = {
     [DL_WIRE_HELLO] = {"hello", hello_fields, DL_COUNT_OF(hello_fields), DL_WIRE_HELLO_PAYLOAD_MAX},
     [DL_WIRE_WELCOME] = CONTROL("welcome", welcome_fields),
@@ -203,6 +231,9 @@ static const struct dl_wire_format formats[] = {
     [DL_WIRE_TRACE] = CONTROL("trace", trace_fields),
     [DL_WIRE_LEASE_REQUEST] = CONTROL("lease_request", lease_request_fields),
     [DL_WIRE_LEASE] = CONTROL("lease", lease_fields),
+    [DL_WIRE_PEERS] = CONTROL("peers", peers_fields),
+    [DL_WIRE_HELD] = CONTROL("held", held_fields),
+    [DL_WIRE_RECOVERED] = CONTROL("recovered", recovered_fields),
 };
 
 /* The longest message that is not HELLO must fit: a full list of fragments and a text. */

@@ -96,6 +96,7 @@ static void applied(struct sim_world *world, uint32_t n, const struct wk_step *s
     struct dl_wire_fragment now;
     wk_link_fragment(learner->link, step->fragment, &now);
     sim_tape_done(world, n, "apply", step->fragment, now.version);
+    learner->base_content[step->fragment] = learner->slot_content[step->fragment][step->slot];
     world->counts.versions_applied++;
     if (now.version > 0) {
         sim_ledger_content(world, step->fragment, now.version, learner->slot_content[step->fragment][step->slot],
@@ -150,6 +151,14 @@ static void boundary(struct sim_world *world, uint32_t n)
         case WK_STEP_PREPARE: wk_link_on_prepared(learner->link); break;
         case WK_STEP_APPLY: applied(world, n, &step); break;
         case WK_STEP_SNAPSHOT: snapshot(world, n, step.fragment); break;
+        case WK_STEP_FETCH: {
+            int64_t again_ns = 0;
+            if (!sim_fetch(world, n, &again_ns)) {
+                wake_at(world, n, again_ns);
+                return;
+            }
+            break;
+        }
         case WK_STEP_YIELD: wake_at(world, n, world->now_ns + SIM_SECOND / 1000); return;
         case WK_STEP_WAIT:
             if (step.until_ns != INT64_MAX) {
@@ -216,12 +225,17 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
         .tensors = world->layout->tensors,
         .tensor_count = world->layout->tensor_count,
         .batch = SIM_BATCH,
+        .recover = true,
     };
     struct dl_err err;
     if (wk_link_new(&config, &learner->link, &err) != DL_OK) {
         sim_fail(world, "%s", err.text);
         return;
     }
+    char serve[32];
+    snprintf(serve, sizeof serve, "learner-%u:1", n);
+    wk_link_set_serve(learner->link, serve);
+    learner->fetch.under_way = false;
     learner->generation++;
     learner->incarnations++;
     learner->incarnation = sim_ledger_incarnation(world, learner->nonce);

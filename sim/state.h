@@ -3,6 +3,7 @@
  *     conn.c     connections: delay, order, loss
  *     learner.c  the shell of a wk_link: network side and trainer
  *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
+ *     fetch.c    a joiner's fetching of a peer's state
  *     transmit.c what a syncer sends
  *     ledger.c   what must hold across all of them
  *     tape.c     whether the tape holds what every commit depends on
@@ -15,6 +16,7 @@
 #include "sim/queue.h"
 #include "sim/world.h"
 #include "worker/link/link.h"
+#include "worker/link/link_recover.h"
 
 #define SIM_SECOND INT64_C(1000000000)
 #define SIM_FRAGMENTS_MAX 32
@@ -109,6 +111,14 @@ struct sim_learner {
     bool stepping;               /* A step is being computed: nothing wakes the trainer. */
     uint32_t conns[SIM_SHARDS_MAX];
     uint64_t slot_content[SIM_FRAGMENTS_MAX][WK_SLOTS];
+    uint64_t base_content[SIM_FRAGMENTS_MAX];
+    struct { /* A peer's state, while joining. */
+        bool under_way;
+        struct dl_wire_peer peer;
+        uint64_t generation; /* Of that peer's process. */
+        int64_t until_ns, give_up_ns;
+        struct wk_offer offers[SIM_FRAGMENTS_MAX];
+    } fetch;
     uint64_t steps_before;
 };
 
@@ -221,6 +231,10 @@ void sim_learner_connected(struct sim_world *world, uint32_t conn);
 void sim_learner_lost(struct sim_world *world, uint32_t conn);
 void sim_learner_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
 void sim_learner_wake(struct sim_world *world, uint32_t n);
+
+/* fetch.c */
+/* WK_STEP_FETCH: true when it has moved on; false: at `*again_ns` it is to be looked at again. */
+bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns);
 
 /* syncer.c */
 void sim_syncer_start(struct sim_world *world, uint32_t shard);

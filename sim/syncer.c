@@ -195,6 +195,13 @@ static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_a
             sim_transmit(world, c, &world->scratch);
         }
         break;
+    case SY_ACT_PEERS:
+        if (conn != NULL) {
+            world->scratch.type = DL_WIRE_PEERS;
+            world->scratch.as.peers = action->as.peers;
+            sim_transmit(world, c, &world->scratch);
+        }
+        break;
     case SY_ACT_NOTE: break;
     }
 }
@@ -377,6 +384,19 @@ static void on_chunk(struct sim_world *world, uint32_t c, const struct sim_packe
     sim_fail(world, "a chunk of transfer %llu that is not under way", (unsigned long long)packet->transfer);
 }
 
+static void on_held(struct sim_world *world, uint32_t c, const struct dl_wire_held *held)
+{
+    const struct sim_conn *conn = world->conns[c];
+    struct sim_syncer *syncer = &world->syncers[conn->shard];
+    const struct sim_durable *current = &syncer->current[local_of(world, held->fragment)];
+    bool same = current->version > 0 && current->version == held->version && current->content == held->content_hash;
+    sy_core_on_held(syncer->core, world->now_ns, conn->member, held->fragment, same);
+    world->scratch.type = DL_WIRE_HELD;
+    world->scratch.as.held = (struct dl_wire_held){
+        .fragment = held->fragment, .version = current->version, .content_hash = current->content};
+    sim_transmit(world, c, &world->scratch);
+}
+
 static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire_message *message)
 {
     struct sim_conn *conn = world->conns[c];
@@ -392,6 +412,10 @@ static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire
         sy_core_on_push_none(syncer->core, world->now_ns, member, &message->as.push_none);
     } else if (message->type == DL_WIRE_LEASE_REQUEST) {
         sy_core_on_lease_request(syncer->core, world->now_ns, member, &message->as.lease_request);
+    } else if (message->type == DL_WIRE_HELD) {
+        on_held(world, c, &message->as.held);
+    } else if (message->type == DL_WIRE_RECOVERED) {
+        sy_core_on_recovered(syncer->core, world->now_ns, member, &message->as.recovered);
     } else if (message->type == DL_WIRE_GOODBYE) {
         bool preempted = message->as.goodbye.preempted != 0;
         let_go(world, c);

@@ -72,7 +72,7 @@ const struct sy_core *sim_world_core(const struct sim_world *world, uint32_t sha
 struct sim_counts { /* What really happened. */
     uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
-    uint64_t connects, merges, seeds, versions_applied, traced;
+    uint64_t connects, merges, seeds, versions_applied, traced, recoveries, fragments_recovered;
     uint64_t sequences, unleased, leases, returns, counted;
 };
 const struct sim_counts *sim_world_counts(const struct sim_world *world);

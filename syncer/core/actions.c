@@ -4,7 +4,7 @@
  *   - for each slot and fragment a RESULT of an older push that is dropped,
  *   - for each fragment a MERGE or SEED_STORE and a BROADCAST,
  *   - for each slot a STOP, a DISCONNECT, and a LEASE for each that it may hold,
- *   - a LEDGER, and
+ *   - a LEDGER, a PEERS, and
  *   - SY_CORE_NOTES_MAX notes.
  * Several commits may come before the queue is emptied; each is of another fragment, since a fragment's next round
  * merges only after its MERGE was taken, so that the sum above holds over them all. */
@@ -18,7 +18,7 @@
 size_t sy_queue_capacity(const struct sy_core *core)
 {
     size_t connected = (size_t)core->learners_max + SY_CORE_EVALUATORS_MAX;
-    return core->fragments * (3 * connected + core->slots + 2) + (2 + SY_LEASES_PER_HOLDER) * (size_t)core->slots + 1 +
+    return core->fragments * (3 * connected + core->slots + 2) + (2 + SY_LEASES_PER_HOLDER) * (size_t)core->slots + 2 +
            SY_CORE_NOTES_MAX;
 }
 
@@ -105,6 +105,7 @@ bool sy_core_next_action(struct sy_core *core, struct sy_action *action)
         action->as.stop.result = (uint8_t)core->stop_result;
         memcpy(action->as.stop.text, core->stop_text, sizeof action->as.stop.text);
         break;
+    case SY_ACT_PEERS: sy_peers_list(core, queued->member, &action->as.peers); break;
     case SY_ACT_DISCONNECT:
         describe_disconnect(core, (enum sy_leave)queued->why, action->text, sizeof action->text);
         break;

@@ -61,8 +61,9 @@ enum sy_action_type {
     /* Send the current version of `fragment` to every member, learners and evaluators. A first state is broadcast once all
      * fragments of the shard are stored, never in part. */
     SY_ACT_BROADCAST,
-    SY_ACT_SEND, /* Send the current version of `fragment` to `member` (it joined, or came back). */
-    SY_ACT_STOP, /* Send `stop` to `member`. */
+    SY_ACT_SEND,  /* Send the current version of `fragment` to `member` (it joined, or came back). */
+    SY_ACT_STOP,  /* Send `stop` to `member`. */
+    SY_ACT_PEERS, /* Send `peers` to `member`. */
     /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member has left already; its slot is
      * given to nobody else before the next event. */
     SY_ACT_DISCONNECT,
@@ -85,6 +86,7 @@ struct sy_action {
         struct dl_wire_result result;
         struct dl_wire_stop stop;
         struct dl_wire_lease lease;
+        struct dl_wire_peers peers;
     } as;
     bool warn;
     char text[DL_WIRE_TEXT_MAX];
@@ -175,6 +177,11 @@ void sy_core_on_committed(struct sy_core *core, int64_t now_ns, uint32_t fragmen
 void sy_core_on_commit_delayed(struct sy_core *core, int64_t now_ns, uint32_t fragment, const char *reason);
 void sy_core_on_evaluation(struct sy_core *core, int64_t now_ns, uint32_t member,
                            const struct dl_wire_evaluation *evaluation);
+/* A joiner's HELD: `same` when version and content hash are those of the fragment's current version. The shell answers it
+ * with those. Queues a SEND when they are not, or when a peer that had it has failed. */
+void sy_core_on_held(struct sy_core *core, int64_t now_ns, uint32_t member, uint32_t fragment, bool same);
+void sy_core_on_recovered(struct sy_core *core, int64_t now_ns, uint32_t member,
+                          const struct dl_wire_recovered *recovered);
 /* Ask everyone to stop: SUCCEEDED and REQUESTED merge once more first (bounded by sync.finishSeconds), FAILED at once. */
 void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text);
 /* This process is to end while the job goes on: no round is opened any more, one with its quorum is closed at once, others
@@ -205,6 +212,8 @@ struct sy_member_view {
     uint64_t pushes_merged;
     uint64_t versions_behind; /* Most over the shard's fragments. */
     uint64_t waited_ns;
+    bool serves;            /* Its state, to joiners. */
+    int32_t recovered_from; /* Whose state it took over when it joined; -1: nobody's. */
 };
 /* Slots 0 .. sy_core_members()-1; false for one that was never used. Left members stay readable until reused. */
 uint32_t sy_core_members(const struct sy_core *core);
@@ -237,7 +246,7 @@ struct sy_core_view {
     struct dl_wire_evaluation first_evaluation, last_evaluation;
     uint64_t verdicts[DL_VERDICT_COUNT];
     uint64_t joins, leaves[5]; /* By enum sy_leave. */
-    uint64_t refusals;
+    uint64_t refusals, recoveries;
     struct sy_round_times times;
     double grace_seconds; /* Last computed window. */
     struct {              /* The job's data, positions; shard 0. `counted` includes merges that are being committed. */

@@ -330,7 +330,9 @@ static void take_versions(struct sy_core *core, uint32_t m, const struct dl_wire
         }
     }
     member->trained = member->role == DL_ROLE_LEARNER;
-    bool complete = sy_is_seeded(core); /* Before that, nobody hears of a part of the first state. */
+    /* Before that, nobody hears of a part of the first state. */
+    bool held_back = sy_peers_offer(core, m, hello);
+    bool complete = sy_is_seeded(core) && !held_back;
     for (uint32_t i = 0; i < core->fragments; i++) {
         member->trained = member->trained && member->parts[i].version > 0;
         if (complete && member->parts[i].version != core->rounds[i].version) {

@@ -367,6 +367,7 @@ static void count_merge(struct sy_core *core, uint32_t local)
 
 static void broadcast(struct sy_core *core, uint32_t local)
 {
+    sy_peers_broadcast(core, local);
     sy_queue(core, &(struct sy_queued){.type = SY_ACT_BROADCAST,
                                        .member = SY_NO_MEMBER,
                                        .fragment = sy_fragment_index(core, local),

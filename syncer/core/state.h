@@ -9,6 +9,7 @@
  *     leases.c   whose data counts; ledger.c the record of it
  *     seed.c     the first state        finish.c  the end        drain.c  this process ends, the job does not
  *     totals.c   counters, saved and restored
+ *     peers.c    whom a joiner may take its state from
  *     actions.c  the queue              view.c    what is shown      check.c  invariants
  *
  * Fragments of this shard are addressed by their local index i; fragment shard + i * shards of the job. */
@@ -34,6 +35,13 @@ enum sy_part_state {
     SY_PART_REFUSED,  /* Its push was, by checksum, values or norm. */
 };
 
+/* Of a joiner that may get a fragment from a peer: the syncer does not send it. */
+enum sy_hold {
+    SY_HOLD_NONE,
+    SY_HOLD_UNTOLD,  /* It has yet to say whether a peer has the current version. */
+    SY_HOLD_CLAIMED, /* One has; the joiner is fetching it. */
+};
+
 /* One member and one fragment. */
 struct sy_part {
     uint64_t version; /* As the learner reported it last, with the steps since. */
@@ -49,6 +57,7 @@ struct sy_part {
     double norm;
     uint64_t lease, cursor; /* The data it has seen. */
     int64_t announced_ns;
+    enum sy_hold hold;
 };
 
 struct sy_member {
@@ -58,6 +67,9 @@ struct sy_member {
     uint64_t admission, born; /* The latest, and that of the first HELLO: it says who is newer. */
     char uid[DL_WIRE_UID_MAX];
     uint64_t nonce;
+    char serve[DL_WIRE_ADDRESS_MAX]; /* Where it serves its state; empty: nowhere. */
+    bool recovered;                  /* It took over the state of learner `recovered_from`. */
+    uint32_t recovered_from;
     enum sy_leave left_why;
     int64_t heard_ns, left_ns, meta_ns;
     bool trained; /* Holds a version of every fragment: it trains, and counts. */
@@ -176,7 +188,7 @@ struct sy_core {
     struct dl_wire_evaluation first_evaluation, last_evaluation;
     uint64_t verdicts[DL_VERDICT_COUNT];
     uint64_t pushes, nones; /* All PUSHes; PUSH_NONEs that stood for no PUSH. */
-    uint64_t joins, leaves[5], refusals;
+    uint64_t joins, leaves[5], refusals, recoveries;
     /* Running means, seconds; < 0: no sample yet. */
     double wait_mean, transfer_mean, grace_mean, merge_mean, commit_mean, total_mean;
     double store_mean, spread_mean; /* From close to commit; from commit to the first learner that has applied it. */
@@ -296,6 +308,12 @@ void sy_lease_run(struct sy_core *core);
 int64_t sy_lease_deadline(const struct sy_core *core);
 enum dl_verdict sy_lease_judge(const struct sy_core *core, uint32_t member, const struct dl_wire_push *push);
 void sy_lease_count(struct sy_core *core, const struct sy_participant *who);
+
+/* peers.c */
+/* A HELLO's wish for peers: true when its fragments are held back until it has told what they have. */
+bool sy_peers_offer(struct sy_core *core, uint32_t member, const struct dl_wire_hello *hello);
+void sy_peers_list(const struct sy_core *core, uint32_t asker, struct dl_wire_peers *out);
+void sy_peers_broadcast(struct sy_core *core, uint32_t local);
 
 /* seed.c, finish.c */
 void sy_seed_run(struct sy_core *core);

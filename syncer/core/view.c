@@ -32,6 +32,8 @@ bool sy_core_member(const struct sy_core *core, uint32_t m, struct sy_member_vie
         .heard_ns = member->heard_ns,
         .pushes_merged = member->pushes_merged,
         .waited_ns = member->waited_ns,
+        .serves = member->serve[0] != 0,
+        .recovered_from = member->recovered ? (int32_t)member->recovered_from : -1,
     };
     memcpy(view->uid, member->uid, sizeof view->uid);
     for (uint32_t i = 0; i < core->fragments && member->role == DL_ROLE_LEARNER; i++) {
@@ -154,6 +156,7 @@ void sy_core_view(const struct sy_core *core, int64_t now_ns, struct sy_core_vie
         .last_evaluation = core->last_evaluation,
         .joins = core->joins,
         .refusals = core->refusals,
+        .recoveries = core->recoveries,
         .times = {.wait = fmax(core->wait_mean, 0),
                   .transfer = fmax(core->transfer_mean, 0),
                   .grace = fmax(core->grace_mean, 0),

@@ -274,6 +274,8 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_GOODBYE:
     case DL_WIRE_TRACE:
     case DL_WIRE_LEASE_REQUEST:
+    case DL_WIRE_HELD:
+    case DL_WIRE_RECOVERED:
         return conn->state == SY_CONN_JOINED ? DL_OK
                                              : dl_err_set(err, DL_EPROTO, "%s before hello", dl_wire_type_name(type));
     case DL_WIRE_WELCOME:
@@ -282,9 +284,38 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_RESULT:
     case DL_WIRE_UPDATE:
     case DL_WIRE_LEASE:
-    case DL_WIRE_STOP: break;
+    case DL_WIRE_STOP:
+    case DL_WIRE_PEERS: break;
     }
     return dl_err_set(err, DL_EPROTO, "%s comes from a syncer, not from a learner", dl_wire_type_name(type));
+}
+
+/* A joiner asks whether what a peer could give it is what this syncer holds; it is told what that is. */
+static enum dl_rc on_held(struct sy_conn *conn, const struct dl_wire_held *held, struct dl_err *err)
+{
+    struct sy_server *server = conn->server;
+    if (!sy_is_ours(server, held->fragment)) {
+        return dl_err_set(err, DL_EPROTO, "held: fragment %u is not of this shard", held->fragment);
+    }
+    const struct sy_blob *blob = server->fragments[sy_local_index(server, held->fragment)].blob;
+    bool same = blob != NULL && blob->version == held->version && blob->content_hash == held->content_hash;
+    sy_core_on_held(server->core, server->now_ns, conn->member, held->fragment, same);
+    struct dl_wire_message message = {.type = DL_WIRE_HELD};
+    message.as.held = (struct dl_wire_held){.fragment = held->fragment,
+                                            .version = blob == NULL ? 0 : blob->version,
+                                            .content_hash = blob == NULL ? 0 : blob->content_hash};
+    sy_conn_send(conn, &message);
+    return DL_OK;
+}
+
+static void on_recovered(struct sy_conn *conn, const struct dl_wire_recovered *recovered)
+{
+    struct sy_server *server = conn->server;
+    sy_core_on_recovered(server->core, server->now_ns, conn->member, recovered);
+    if (server->store != NULL) {
+        sy_store_note(server->store, "recovered", conn->learner, conn->admission, recovered->uid, recovered->step,
+                      "state of a peer");
+    }
 }
 
 static enum dl_rc on_learner_message(struct sy_conn *conn, const struct dl_wire_message *message, struct dl_err *err)
@@ -293,7 +324,12 @@ static enum dl_rc on_learner_message(struct sy_conn *conn, const struct dl_wire_
     if (conn->role != DL_ROLE_LEARNER) {
         return dl_err_set(err, DL_EPROTO, "%s from an observer", dl_wire_type_name(message->type));
     }
-    if (message->type == DL_WIRE_META) {
+    if (message->type == DL_WIRE_HELD) {
+        return on_held(conn, &message->as.held, err);
+    }
+    if (message->type == DL_WIRE_RECOVERED) {
+        on_recovered(conn, &message->as.recovered);
+    } else if (message->type == DL_WIRE_META) {
         sy_core_on_meta(server->core, server->now_ns, conn->member, &message->as.meta);
     } else if (message->type == DL_WIRE_PUSH) {
         return on_push(conn, &message->as.push, err);
@@ -317,7 +353,9 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_PUSH:
     case DL_WIRE_PUSH_NONE:
     case DL_WIRE_LEASE_REQUEST:
-    case DL_WIRE_TRACE: return on_learner_message(conn, message, err);
+    case DL_WIRE_TRACE:
+    case DL_WIRE_HELD:
+    case DL_WIRE_RECOVERED: return on_learner_message(conn, message, err);
     case DL_WIRE_EVALUATION:
         if (conn->role != DL_ROLE_EVALUATOR) {
             return dl_err_set(err, DL_EPROTO, "an evaluation from a learner");
@@ -336,6 +374,7 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_RESULT:
     case DL_WIRE_UPDATE:
     case DL_WIRE_LEASE:
+    case DL_WIRE_PEERS:
     case DL_WIRE_STOP: return DL_OK; /* Heard is all there is to a heartbeat; `admit` let none of the others through. */
     }
     return DL_OK;

@@ -65,6 +65,7 @@ static void write_members(const struct sy_server *server, struct dl_metrics *m, 
     for (size_t i = 0; i < DL_COUNT_OF(leaves); i++) {
         dl_metrics_value(m, (double)view->leaves[i], "reason", leaves[i], (char *)NULL);
     }
+    counter(m, "diloco_recoveries_total", "Joiners that took over the state of a peer.", view->recoveries);
     counter(m, "diloco_refusals_total", "HELLOs refused.", view->refusals + server->counters.refusals);
     dl_metrics_family(m, "diloco_pushes_total", "counter", "Pushes by verdict.");
     for (int i = 0; i < DL_VERDICT_COUNT; i++) {

@@ -360,6 +360,15 @@ static void send_stop(const struct sy_action *action, struct sy_conn *conn)
     }
 }
 
+static void send_peers(const struct sy_action *action, struct sy_conn *conn)
+{
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_PEERS};
+        message.as.peers = action->as.peers;
+        sy_conn_send(conn, &message);
+    }
+}
+
 static void carry_out(struct sy_server *server, const struct sy_action *action)
 {
     struct sy_conn *conn = sy_conn_of_member(server, action->member);
@@ -375,6 +384,7 @@ static void carry_out(struct sy_server *server, const struct sy_action *action)
         }
         break;
     case SY_ACT_STOP: send_stop(action, conn); break;
+    case SY_ACT_PEERS: send_peers(action, conn); break;
     case SY_ACT_DISCONNECT:
         if (conn != NULL) {
             sy_conn_end(conn, -1, LWS_CLOSE_STATUS_POLICY_VIOLATION, action->text);

@@ -83,6 +83,10 @@ static void add_learner(const struct sy_server *server, cJSON *array, uint32_t m
     add_number(object, "heardSecondsAgo", (double)(server->now_ns - view->heard_ns) / 1e9);
     add_u64(object, "pushesMerged", view->pushes_merged);
     add_number(object, "waitedSeconds", (double)view->waited_ns / 1e9);
+    cJSON_AddBoolToObject(object, "serves", view->serves);
+    if (view->recovered_from >= 0) {
+        add_u64(object, "stateFrom", (uint64_t)view->recovered_from);
+    }
 }
 
 static void add_members(const struct sy_server *server, cJSON *root)
@@ -135,6 +139,7 @@ static void add_counts(const struct sy_server *server, cJSON *root, const struct
     for (size_t i = 0; i < DL_COUNT_OF(leaves); i++) {
         add_u64(object, leaves[i], view->leaves[i]);
     }
+    add_u64(root, "recoveries", view->recoveries);
     add_u64(root, "refusals", view->refusals + server->counters.refusals);
 }
 

@@ -193,6 +193,7 @@ static enum wk_step_type boundary(void)
             snapshots++;
             wk_link_on_snapshot(link_, step_.fragment);
             break;
+        case WK_STEP_FETCH:
         case WK_STEP_YIELD:
         case WK_STEP_WAIT:
         case WK_STEP_GO:

@@ -8,6 +8,7 @@
 #include "common/mem.h"
 #include "common/rng.h"
 #include "common/wire.h"
+#include "common/wire_table.h"
 #include "tests/unit/unit.h"
 
 #define COUNTER_MAX (UINT64_C(1) << 62)
@@ -47,6 +48,8 @@ static void fill_hello(struct dl_wire_hello *hello, bool high, uint64_t counter)
     fill_text(hello->trainer, sizeof hello->trainer, high, "");
     hello->shard = high ? DL_SPEC_SHARDS_MAX - 1 : 0;
     hello->step = hello->tokens = counter;
+    hello->recover = high;
+    fill_text(hello->serve, sizeof hello->serve, high, "");
     hello->fragment_count = fill_fragments(hello->fragments, high);
     hello->tensors = tensor_bytes;
     hello->tensors_bytes = high ? sizeof tensor_bytes : 0;
@@ -111,6 +114,17 @@ static void fill_transfers(enum dl_wire_type type, bool high, uint64_t counter)
     }
 }
 
+static void fill_peers(struct dl_wire_peers *peers, bool high)
+{
+    peers->count = high ? DL_WIRE_PEERS_MAX : 0;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        struct dl_wire_peer *peer = &peers->peers[i];
+        *peer = (struct dl_wire_peer){.learner = DL_SPEC_LEARNERS_MAX - 1, .nonce = i, .step_ms = UINT32_MAX};
+        fill_text(peer->uid, sizeof peer->uid, true, "");
+        fill_text(peer->serve, sizeof peer->serve, true, "");
+    }
+}
+
 static void fill(enum dl_wire_type type, bool high)
 {
     uint64_t counter = high ? COUNTER_MAX : 0;
@@ -160,12 +174,24 @@ static void fill(enum dl_wire_type type, bool high)
     case DL_WIRE_LEASE:
         sent.as.lease = (struct dl_wire_lease){high ? counter : 1, counter, high ? UINT32_MAX : 0, high};
         break;
+    case DL_WIRE_PEERS: fill_peers(&sent.as.peers, high); break;
+    case DL_WIRE_HELD:
+        sent.as.held = (struct dl_wire_held){high ? DL_SPEC_FRAGMENTS_MAX - 1 : 0, counter, high ? UINT64_MAX : 0};
+        break;
+    case DL_WIRE_RECOVERED:
+        sent.as.recovered = (struct dl_wire_recovered){.learner = high ? DL_SPEC_LEARNERS_MAX - 1 : 0,
+                                                       .nonce = high ? UINT64_MAX : 0,
+                                                       .step = counter,
+                                                       .bytes = counter,
+                                                       .ns = counter};
+        fill_text(sent.as.recovered.uid, DL_WIRE_UID_MAX, high, "u");
+        break;
     }
 }
 
 #define FOR_EACH_CONTROL_TYPE(type)                                                                                    \
-    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_LEASE; type++)                                        \
-        if (type != DL_WIRE_CHUNK)
+    for (enum dl_wire_type type = DL_WIRE_HELLO; type <= DL_WIRE_RECOVERED; type++)                                    \
+        if (type != DL_WIRE_CHUNK && dl_wire_format_of(type) != NULL)
 
 /* What a receiver does with bytes that came as one message. */
 static enum dl_rc receive(const uint8_t *bytes, size_t size, struct dl_wire_message *out)
@@ -325,7 +351,7 @@ static void test_header_refuses_oversize_and_nonsense(void)
     buffer[10] = 0;
     buffer[5] = 0;
     expect_header(DL_EPROTO);
-    buffer[5] = DL_WIRE_LEASE + 1;
+    buffer[5] = 99;
     expect_header(DL_EPROTO);
     buffer[5] = DL_WIRE_CHUNK; /* A chunk may be as long as a chunk's limit, and no longer. */
     memcpy(buffer + 8, (uint8_t[]){16, 0, 16, 0}, 4);

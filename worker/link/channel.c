@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/mem.h"
+#include "worker/link/recovery.h"
 
 #define SEND_PIECE 16384
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
@@ -258,6 +259,7 @@ static void connected(struct wk_channel *channel)
         return;
     }
     int fd = channel->stream.fd;
+    wk_recovery_connected(channel->hub, fd);
     channel->state = WK_CHANNEL_SECURING;
     if (wk_stream_open(&channel->stream, fd, endpoint->tls ? channel->hub->tls : NULL, endpoint->host, &err) != DL_OK) {
         fail(channel, &err);

@@ -16,6 +16,7 @@
 #include "worker/link/channel.h"
 #include "worker/link/endpoints.h"
 #include "worker/link/net.h"
+#include "worker/link/recovery.h"
 
 #define JOIN_TIMEOUT_DEFAULT_S 1800.0
 #define TIMEOUT_MAX_S (30.0 * 86400)
@@ -38,6 +39,7 @@ struct diloco {
     uint32_t batch; /* Sequences in a step; 0: no data is leased. */
     struct wk_hub hub;
     struct wk_net *net;
+    struct wk_recovery recovery;
     struct dl_tensor *tensors;
     float **data;
     uint32_t tensor_count, tensor_capacity;
@@ -152,6 +154,12 @@ static int fill(struct diloco *d, const struct diloco_options *options, struct d
     d->join_timeout_seconds = timeout > 0 ? DL_MIN(timeout, TIMEOUT_MAX_S) : JOIN_TIMEOUT_DEFAULT_S;
     d->hub.log = options->log;
     d->hub.log_context = options->log_context;
+    struct wk_recovery_options serve = {options->serve_listen, options->serve_address, options->cert_file,
+                                        options->key_file};
+    if (code == DILOCO_CONTINUE && d->role == DILOCO_LEARNER &&
+        wk_recovery_serve(&d->recovery, &d->hub, &serve, &err) != DL_OK) {
+        code = from_err(error, &err);
+    }
     return code;
 }
 
@@ -259,6 +267,19 @@ int diloco_data(struct diloco *d, uint64_t count, struct diloco_range *range, st
     return DILOCO_CONTINUE;
 }
 
+int diloco_register_state(struct diloco *d, const char *name, void *data, uint64_t bytes, struct diloco_error *error)
+{
+    struct dl_err err;
+    if (d == NULL || name == NULL || data == NULL) {
+        return set_error(error, DILOCO_EINVAL, "register state: handle, name and data are needed");
+    }
+    if (d->phase != PHASE_OPEN || d->net != NULL) {
+        return set_error(error, DILOCO_EINVAL, "register state %.130s: before diloco_join", name);
+    }
+    return wk_recovery_register(&d->recovery, name, data, bytes, &err) == DL_OK ? DILOCO_CONTINUE
+                                                                                : from_err(error, &err);
+}
+
 /* --- a boundary -------------------------------------------------------------------------------------------------- */
 
 static struct timespec timespec_of(int64_t at_ns)
@@ -279,15 +300,18 @@ static void wait_until(struct wk_hub *hub, int64_t until_ns)
 }
 
 /* Work on the tensors: without the lock, so that the network goes on. The link has handed this memory to us alone. */
-static enum dl_rc work(struct wk_hub *hub, const struct wk_step *step, struct dl_err *err)
+static enum dl_rc work(struct diloco *d, const struct wk_step *step, struct dl_err *err)
 {
     enum dl_rc rc = DL_OK;
+    struct wk_hub *hub = &d->hub;
     const struct dl_layout *layout = wk_link_layout(hub->link);
     pthread_mutex_unlock(&hub->lock);
     if (step->type == WK_STEP_PREPARE) {
         rc = wk_store_prepare(hub->store, layout, err);
     } else if (step->type == WK_STEP_APPLY) {
         wk_store_apply(hub->store, step);
+    } else if (step->type == WK_STEP_FETCH) {
+        rc = wk_recovery_fetch(&d->recovery, hub, err);
     } else {
         rc = wk_store_snapshot(hub->store, step, err);
     }
@@ -299,7 +323,7 @@ static enum dl_rc work(struct wk_hub *hub, const struct wk_step *step, struct dl
         wk_link_on_prepared(hub->link);
     } else if (step->type == WK_STEP_APPLY) {
         wk_link_on_applied(hub->link, step->fragment);
-    } else {
+    } else if (step->type == WK_STEP_SNAPSHOT) {
         wk_link_on_snapshot(hub->link, step->fragment);
         wk_net_wake(hub); /* It can be on its way while the next one is encoded. */
     }
@@ -307,8 +331,9 @@ static enum dl_rc work(struct wk_hub *hub, const struct wk_step *step, struct dl
 }
 
 /* Does what the link says until it says GO or DONE, or until the time is up (DL_ETIMEOUT). Lock held. */
-static enum dl_rc boundary(struct wk_hub *hub, int64_t until_ns, bool *done, struct dl_err *err)
+static enum dl_rc boundary(struct diloco *d, int64_t until_ns, bool *done, struct dl_err *err)
 {
+    struct wk_hub *hub = &d->hub;
     for (;;) {
         struct wk_step step;
         int64_t now_ns = dl_now_ns();
@@ -316,8 +341,9 @@ static enum dl_rc boundary(struct wk_hub *hub, int64_t until_ns, bool *done, str
         switch (step.type) {
         case WK_STEP_PREPARE:
         case WK_STEP_APPLY:
+        case WK_STEP_FETCH: /* Has bounds of its own: bytes that flow are never cut short. */
         case WK_STEP_SNAPSHOT: {
-            enum dl_rc rc = work(hub, &step, err);
+            enum dl_rc rc = work(d, &step, err);
             if (rc != DL_OK) {
                 return rc;
             }
@@ -328,9 +354,14 @@ static enum dl_rc boundary(struct wk_hub *hub, int64_t until_ns, bool *done, str
             if (now_ns >= until_ns) {
                 return DL_ETIMEOUT;
             }
-            wait_until(hub, DL_MIN(step.until_ns, until_ns));
+            if (!wk_recovery_boundary(&d->recovery, hub)) {
+                wait_until(hub, DL_MIN(step.until_ns, until_ns));
+            }
             break;
-        case WK_STEP_GO: *done = false; return DL_OK;
+        case WK_STEP_GO:
+            (void)wk_recovery_boundary(&d->recovery, hub);
+            *done = false;
+            return DL_OK;
         case WK_STEP_DONE: *done = true; return DL_OK;
         }
     }
@@ -365,8 +396,11 @@ static void fill_info(struct diloco *d, struct diloco_info *info)
         return;
     }
     struct wk_link_view view;
+    const struct dl_wire_recovered *report = wk_recovery_report(&d->recovery);
     wk_link_view(d->hub.link, &view);
     *info = (struct diloco_info){
+        .recovered_from = report == NULL ? -1 : (int32_t)report->learner,
+        .recovered_step = report == NULL ? 0 : report->step,
         .learner = view.learner,
         .step = view.step,
         .ensemble_step = DL_MAX(view.ensemble_step, view.step),
@@ -390,7 +424,7 @@ static int finish_call(struct diloco *d, int64_t until_ns, struct diloco_info *i
 {
     struct dl_err err;
     bool done = false;
-    enum dl_rc rc = boundary(&d->hub, until_ns, &done, &err);
+    enum dl_rc rc = boundary(d, until_ns, &done, &err);
     fill_info(d, info);
     wk_net_wake(&d->hub);
     if (rc == DL_ETIMEOUT) {
@@ -426,6 +460,7 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
         .tensors = d->tensors,
         .tensor_count = d->tensor_count,
         .batch = d->batch,
+        .recover = d->role == DILOCO_LEARNER && hub->token != NULL,
     };
     enum dl_rc rc = wk_link_new(&config, &hub->link, err);
     if (rc != DL_OK) {
@@ -456,6 +491,7 @@ int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error 
     int code = finish_call(d, until_ns, info, error);
     if (code == DILOCO_CONTINUE) {
         d->phase = PHASE_JOINED;
+        wk_recovery_joined(&d->recovery, &d->hub);
     }
     pthread_mutex_unlock(&d->hub.lock);
     return code;
@@ -587,7 +623,7 @@ int diloco_leave(struct diloco *d, int preempted, double timeout_seconds, const 
         bool done = false;
         wk_link_on_poll(d->hub.link, dl_now_ns());
         wk_link_leave(d->hub.link, dl_now_ns(), preempted != 0, why == NULL ? "" : why);
-        if (boundary(&d->hub, until_ns, &done, &err) == DL_ENOMEM) {
+        if (boundary(d, until_ns, &done, &err) == DL_ENOMEM) {
             code = from_err(error, &err);
         }
     } else {
@@ -613,6 +649,7 @@ void diloco_close(struct diloco *d)
     }
     struct wk_hub *hub = &d->hub;
     wk_net_stop(d->net);
+    wk_recovery_release(&d->recovery);
     wk_link_free(hub->link);
     wk_store_free(hub->store);
     SSL_CTX_free(hub->tls);

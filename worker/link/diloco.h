@@ -3,6 +3,7 @@
  *     struct diloco *d;
  *     diloco_open(&options, &d, &err);
  *     diloco_register(d, "embed.weight", data, 2, shape, DILOCO_EMBEDDING, 0, &err);      once a tensor
+ *     diloco_register_state(d, "adamw.m/embed.weight", m, bytes, &err);  optional: what joiners take over from a peer
  *     diloco_join(d, &info, &err);                               connects; returns with the ensemble's current parameters
  *     while (training) {
  *         ... one inner step on the tensors ...
@@ -15,7 +16,7 @@
  * library keeps reconnecting, for as long as it takes.
  *
  * Thread rule: all calls on one handle from one thread at a time. The library installs no signal handler, starts one thread
- * a handle, and never prints (pass `log` to see what it has to say). */
+ * a handle for the network and one at low priority that serves its state to joiners, and never prints (pass `log` to see what it has to say). */
 #ifndef DILOCO_H
 #define DILOCO_H
 
@@ -64,6 +65,11 @@ struct diloco_options {
     const char *trainer; /* What computes, e.g. "mine 1.2 torch 2.1 cuda": in the tape, for replay. NULL: not said. */
     void (*log)(void *context, int level, const char *line); /* level 0 debug .. 3 error; from the library's threads. */
     void *log_context;
+    /* Where this learner lets joiners fetch its state (parameters, and what diloco_register_state declared): "address:port",
+     * "*:port"; NULL: the address by which it reaches the syncer, on a free port; "off": nowhere. It serves only with a
+     * token, and over TLS when the endpoints are wss:// (then it needs cert_file and key_file). `serve_address`: the host, or
+     * host:port, that others are told; NULL: where it listens. */
+    const char *serve_listen, *serve_address;
 };
 
 struct diloco_info {        /* After a step or a join. */
@@ -78,7 +84,9 @@ struct diloco_info {        /* After a step or a join. */
     uint64_t updates_total, pushes_total;
     uint64_t last_round; /* Highest round among applied updates. */
     uint64_t bytes_sent, bytes_received;
-    double waited_seconds; /* In this call: only synchronous forms and interval warm-up ever wait. */
+    double waited_seconds;   /* In this call: only synchronous forms and interval warm-up ever wait. */
+    int32_t recovered_from;  /* Learner whose registered state was taken over in diloco_join; -1: nobody's. */
+    uint64_t recovered_step; /* That learner's inner step. */
 };
 
 DILOCO_API int diloco_open(const struct diloco_options *options, struct diloco **out, struct diloco_error *error);
@@ -91,6 +99,13 @@ DILOCO_API int diloco_register(struct diloco *d, const char *name, float *data, 
 /* Says, before diloco_join, that this trainer takes its data by leases of the job's ledger, `sequences` in a step. Optional:
  * without it nothing is known of what a learner trains on. */
 DILOCO_API int diloco_lease_data(struct diloco *d, uint32_t sequences, struct diloco_error *error);
+
+/* Declares optimiser state that a learner which joins later should take over, such as AdamW's moments and its step count:
+ * any bytes. Optional, before diloco_join; every learner declares the same parts in the same order. `data` stays the caller's
+ * until diloco_close; it is read inside diloco_step only, and written inside diloco_join only, when a peer's is taken over
+ * (info.recovered_from >= 0). When that fails on the way it is filled with zeros. */
+DILOCO_API int diloco_register_state(struct diloco *d, const char *name, void *data, uint64_t bytes,
+                                     struct diloco_error *error);
 
 /* Connects to every shard and waits for the ensemble's current parameters, which replace the tensors' contents. The very
  * first learner's own contents become the ensemble's first state. */

@@ -19,6 +19,8 @@ struct wk_endpoint {
     bool tls;
 };
 
+struct wk_serve;
+
 struct wk_hub {
     pthread_mutex_t lock;   /* Held only for calls on the link and the fields marked (lock). */
     pthread_cond_t changed; /* (lock) Something the trainer may be waiting for has happened. CLOCK_MONOTONIC. */
@@ -32,9 +34,10 @@ struct wk_hub {
     /* Fixed while the network thread runs. */
     uint32_t shards;
     struct wk_endpoint endpoints[DL_SPEC_SHARDS_MAX];
-    char *token;      /* NULL: none. */
-    SSL_CTX *tls;     /* NULL: no endpoint needs it. */
-    size_t out_bytes; /* A connection's send buffer: the largest message with its frame. */
+    char *token;            /* NULL: none. */
+    SSL_CTX *tls;           /* NULL: no endpoint needs it. */
+    struct wk_serve *serve; /* NULL: this learner's state is not served. */
+    size_t out_bytes;       /* A connection's send buffer: the largest message with its frame. */
     void (*log)(void *context, int level, const char *line);
     void *log_context;
 };

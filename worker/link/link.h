@@ -54,6 +54,7 @@ struct wk_link_config {
     const struct dl_tensor *tensors;
     uint32_t tensor_count;
     uint32_t batch; /* Sequences of the job's data in one step; 0: the trainer takes none from its ledger. */
+    bool recover;   /* The shell can fetch state from peers (WK_STEP_FETCH). Learners only. */
 };
 
 DL_MUST_CHECK enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out, struct dl_err *err);
@@ -129,6 +130,7 @@ enum wk_step_type {
     WK_STEP_PREPARE,  /* The layout is known (wk_link_layout): make the base copy; then wk_link_on_prepared. */
     WK_STEP_APPLY,    /* Take over the update in `slot`; then wk_link_on_applied. */
     WK_STEP_SNAPSHOT, /* Encode base - parameters of `fragment` with `codec`; then wk_link_on_snapshot. */
+    WK_STEP_FETCH,    /* Fetch a piece of a peer's state (link_recover.h), then ask again. */
     WK_STEP_YIELD,    /* The network side is reading memory needed next: ask again in a moment. */
     WK_STEP_WAIT,     /* Wait until something changes, at most until `until_ns`; then ask again. */
     WK_STEP_GO,       /* Train on. */
@@ -175,6 +177,8 @@ void wk_link_trace(struct wk_link *link, const char *kind, uint32_t fragment, ui
 /* This incarnation's own entries that some shard may lack, oldest first, at most `max`; returns how many. To be handed
  * to a peer together with this learner's state. */
 uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max);
+/* The same with those of others that this one delivers, page by page: `*position` is 0 at first. False: there are no more. */
+bool wk_link_trace_next(const struct wk_link *link, uint64_t *position, struct dl_wire_trace *out);
 /* Takes over entries of a peer, ascending, whose state this learner goes on with: they are delivered before anything
  * noted from now on. False: WK_TRACE_OWNERS_MAX peers already. */
 bool wk_link_trace_adopt(struct wk_link *link, const char *uid, uint64_t nonce, const struct dl_trace_entry *entries,

@@ -22,6 +22,7 @@ static void forget_connection(struct wk_link *link, uint32_t shard)
 {
     struct wk_conn *conn = &link->conns[shard];
     conn->chunk_busy = false;
+    wk_recover_forget(link, shard);
     WK_FOR_SHARD(link, shard, p)
     {
         struct wk_fragment *fragment = &link->fragments[p];
@@ -250,7 +251,14 @@ void wk_link_on_message(struct wk_link *link, int64_t now_ns, uint32_t shard, co
             wk_lease_received(link, &message->as.lease);
         }
         break;
+    case DL_WIRE_PEERS: wk_recover_on_peers(link, now_ns, shard, &message->as.peers); break;
+    case DL_WIRE_HELD:
+        if (own_fragment(link, shard, message->as.held.fragment) != NULL) {
+            wk_recover_on_held(link, &message->as.held);
+        }
+        break;
     case DL_WIRE_HELLO:
+    case DL_WIRE_RECOVERED:
     case DL_WIRE_META:
     case DL_WIRE_PUSH:
     case DL_WIRE_PUSH_NONE:

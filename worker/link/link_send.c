@@ -18,6 +18,8 @@ static void make_hello(struct wk_link *link, uint32_t shard)
     hello->shard = shard;
     hello->step = link->step;
     hello->tokens = link->tokens;
+    hello->recover = wk_recover_asks(link);
+    memcpy(hello->serve, link->serve, sizeof hello->serve);
     hello->fragment_count = 0;
     WK_FOR_SHARD(link, shard, p)
     {
@@ -204,8 +206,9 @@ static void next_send(struct wk_link *link, struct wk_conn *conn, int64_t now_ns
         conn->meta_was_last = true;
         return;
     }
-    if (send_none(link, shard) || send_evaluation(link, conn) || send_push(link, conn, shard, act) ||
-        send_goodbye(link, conn, shard) || send_meta(link, conn, shard) || send_heartbeat(link, conn, now_ns)) {
+    if (wk_recover_send(link, shard) || send_none(link, shard) || send_evaluation(link, conn) ||
+        send_push(link, conn, shard, act) || send_goodbye(link, conn, shard) || send_meta(link, conn, shard) ||
+        send_heartbeat(link, conn, now_ns)) {
         return;
     }
     act->type = WK_ACT_NONE;

@@ -5,6 +5,7 @@
 
 #include "common/rng.h"
 #include "worker/link/link.h"
+#include "worker/link/link_recover.h"
 
 enum wk_conn_state {
     WK_CONN_IDLE,       /* Not connected; tries again at `retry_ns`. */
@@ -40,6 +41,8 @@ struct wk_conn {
     uint32_t placed_fragment, placed_slot, placed_bytes;
     bool chunk_busy; /* A chunk's bytes are being read by the shell. */
     uint32_t chunk_fragment, chunk_bytes;
+    bool peers_heard;   /* PEERS came on this connection. */
+    bool recovered_due; /* RECOVERED is to be sent. */
 };
 
 enum wk_slot_state { WK_SLOT_FREE, WK_SLOT_RECEIVING, WK_SLOT_COMPLETE, WK_SLOT_APPLYING };
@@ -78,6 +81,30 @@ struct wk_fragment {
     bool awaits_update; /* Of `update_round`, once the link's `step` reaches `update_by`. */
     uint64_t update_by, update_round;
     uint32_t update_wait_ms;
+    /* While a joiner takes its state from a peer: what that peer has of the fragment; version 0: nothing. */
+    struct wk_offer offer;
+    bool offer_confirmed; /* The syncer said that it holds the same. */
+    bool held_due;        /* HELD is to be sent. */
+};
+
+enum wk_recover_state {
+    WK_RECOVER_OFF,
+    WK_RECOVER_ASKING,   /* HELLO asked for peers; not every shard has answered. */
+    WK_RECOVER_FETCHING, /* The shell is at it. */
+    WK_RECOVER_OVER
+};
+
+struct wk_recover {
+    enum wk_recover_state state;
+    int64_t since_ns; /* The first PEERS; INT64_MAX: none yet. */
+    uint32_t count;
+    struct wk_candidate {
+        struct dl_wire_peer peer;
+        uint32_t named; /* By so many shards. */
+        bool tried;
+    } candidates[WK_CANDIDATES_MAX];
+    bool offered; /* The offers of some peer are known. */
+    struct dl_wire_recovered report;
 };
 
 struct wk_record { /* An entry of the tape on its way. */
@@ -150,6 +177,10 @@ struct wk_link {
     float alpha;
     struct wk_fragment fragments[DL_SPEC_FRAGMENTS_MAX];
 
+    char serve[DL_WIRE_ADDRESS_MAX]; /* Where this learner serves its state; empty: it does not. */
+    struct wk_recover recover;
+    enum dl_codec broadcast;
+
     uint64_t step, tokens;
     float loss;
     uint64_t step_ns, busy_ns, waited_ns;
@@ -209,6 +240,18 @@ void wk_push_seed(struct wk_link *link, uint32_t fragment);
 /* Version held: applied, or complete and waiting for its boundary. */
 uint64_t wk_version_held(const struct wk_fragment *fragment);
 void wk_fragment_wire(const struct wk_link *link, uint32_t fragment, struct dl_wire_fragment *out);
+/* link_recover.c */
+void wk_recover_on_peers(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_peers *peers);
+void wk_recover_on_held(struct wk_link *link, const struct dl_wire_held *held);
+void wk_recover_on_welcome(struct wk_link *link, uint32_t shard);
+void wk_recover_forget(struct wk_link *link, uint32_t shard);
+bool wk_recover_asks(const struct wk_link *link); /* HELLO's `recover`. */
+/* The next message about recovery on this connection; false: none. */
+bool wk_recover_send(struct wk_link *link, uint32_t shard);
+/* Looks whether the next thing to do is to fetch. False: recovery is over, or was never on; or it waits, until
+ * `*until_ns`. */
+bool wk_recover_step(struct wk_link *link, int64_t now_ns, int64_t *until_ns);
+bool wk_recover_is_over(const struct wk_link *link);
 bool wk_stop_reached(struct wk_link *link, int64_t now_ns);
 /* The next TRACE of a connection up to `position`, into link->message; false: all that is sent. */
 bool wk_trace_send(struct wk_link *link, struct wk_conn *conn, uint64_t position);

@@ -347,6 +347,16 @@ void wk_link_next_step(struct wk_link *link, int64_t now_ns, struct wk_step *ste
     if (next_apply(link, step)) {
         return;
     }
+    if (!wk_recover_is_over(link)) {
+        if (wk_stop_reached(link, now_ns)) {
+            step->type = WK_STEP_DONE;
+            return;
+        }
+        step->type = wk_recover_step(link, now_ns, &step->until_ns) ? WK_STEP_FETCH : WK_STEP_WAIT;
+        if (!wk_recover_is_over(link)) {
+            return;
+        }
+    }
     mark_meta(link);
     if (next_snapshot(link, step)) {
         return;

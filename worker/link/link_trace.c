@@ -88,25 +88,40 @@ bool wk_link_trace_adopt(struct wk_link *link, const char *uid, uint64_t nonce, 
     return true;
 }
 
+/* One TRACE of what is kept from position `at` up to `last`; returns the position after it. */
+static uint64_t fill(const struct wk_link *link, uint64_t at, uint64_t last, struct dl_wire_trace *out)
+{
+    const struct wk_owner *owner = &link->trace.owners[record_at(link, at)->owner];
+    out->position = at;
+    out->nonce = owner->nonce;
+    memcpy(out->uid, owner->uid, sizeof out->uid);
+    out->count = 0;
+    uint32_t of = record_at(link, at)->owner;
+    while (at <= last && out->count < DL_WIRE_TRACE_MAX && record_at(link, at)->owner == of &&
+           (out->count == 0 || record_at(link, at)->entry.seq > out->entries[out->count - 1].seq)) {
+        out->entries[out->count++] = record_at(link, at++)->entry;
+    }
+    return at;
+}
+
+bool wk_link_trace_next(const struct wk_link *link, uint64_t *position, struct dl_wire_trace *out)
+{
+    uint64_t at = DL_MAX(*position, link->trace.first);
+    if (at > link->trace.made) {
+        return false;
+    }
+    *position = fill(link, at, link->trace.made, out);
+    return true;
+}
+
 bool wk_trace_send(struct wk_link *link, struct wk_conn *conn, uint64_t position)
 {
     uint64_t at = DL_MAX(conn->trace_sent + 1, link->trace.first);
     if (at > position) {
         return false;
     }
-    struct dl_wire_trace *out = &link->message.as.trace;
-    const struct wk_owner *owner = &link->trace.owners[record_at(link, at)->owner];
     link->message.type = DL_WIRE_TRACE;
-    out->position = at;
-    out->nonce = owner->nonce;
-    memcpy(out->uid, owner->uid, sizeof out->uid);
-    out->count = 0;
-    uint32_t of = record_at(link, at)->owner;
-    while (at <= position && out->count < DL_WIRE_TRACE_MAX && record_at(link, at)->owner == of &&
-           (out->count == 0 || record_at(link, at)->entry.seq > out->entries[out->count - 1].seq)) {
-        out->entries[out->count++] = record_at(link, at++)->entry;
-    }
-    conn->trace_sent = at - 1;
+    conn->trace_sent = fill(link, at, position, &link->message.as.trace) - 1;
     return true;
 }
 

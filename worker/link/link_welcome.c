@@ -74,6 +74,7 @@ static bool forget_newer(struct wk_link *link, const struct dl_wire_welcome *wel
 static void take_settings(struct wk_link *link, struct wk_conn *conn, const struct dl_wire_welcome *welcome)
 {
     link->compression = (enum dl_codec)welcome->compression;
+    link->broadcast = (enum dl_codec)welcome->broadcast_compression;
     link->apply = (enum dl_apply_mode)welcome->apply;
     link->alpha = welcome->apply_alpha;
     link->token_budget = welcome->token_budget;
@@ -118,5 +119,6 @@ void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const s
     }
     conn->epoch = welcome->epoch;
     conn->heard_ns = now_ns;
-    conn->meta_due = link->joined && link->role == DL_ROLE_LEARNER;
+    conn->meta_due = link->joined && link->role == DL_ROLE_LEARNER && wk_recover_is_over(link);
+    wk_recover_on_welcome(link, shard);
 }

@@ -213,6 +213,18 @@ void wk_store_apply(struct wk_store *store, const struct wk_step *step)
     for_each_piece(store, step->fragment, apply_piece, &apply);
 }
 
+void wk_store_adopt(struct wk_store *store, uint32_t fragment, enum dl_codec codec, const uint8_t *update)
+{
+    const struct wk_step step = {.type = WK_STEP_APPLY, .fragment = fragment, .codec = codec};
+    struct apply apply = {.step = &step, .update = update, .base = store->base[fragment]};
+    for_each_piece(store, fragment, apply_piece, &apply);
+}
+
+void wk_store_encode_base(const struct wk_store *store, uint32_t fragment, enum dl_codec codec, uint8_t *out)
+{
+    dl_codec_encode(codec, store->base[fragment], store->layout->fragments[fragment].padded_elements / DL_BLOCK, out);
+}
+
 struct snapshot {
     enum dl_codec codec;
     const float *base;

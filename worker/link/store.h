@@ -12,6 +12,7 @@
 #include "common/hash.h"
 #include "common/layout.h"
 #include "worker/link/link.h"
+#include "worker/link/link_recover.h"
 
 struct wk_store; /* Opaque. */
 
@@ -35,6 +36,11 @@ const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bo
 void wk_store_apply(struct wk_store *store, const struct wk_step *step);
 /* WK_STEP_SNAPSHOT: one pass over base copy and tensors. */
 DL_MUST_CHECK enum dl_rc wk_store_snapshot(struct wk_store *store, const struct wk_step *step, struct dl_err *err);
+
+/* A fragment's base values encoded as an UPDATE of it carries them. */
+void wk_store_encode_base(const struct wk_store *store, uint32_t fragment, enum dl_codec codec, uint8_t *out);
+/* As wk_store_apply without rebase or alpha, for an update that lies somewhere else (64-byte aligned). */
+void wk_store_adopt(struct wk_store *store, uint32_t fragment, enum dl_codec codec, const uint8_t *update);
 
 /* XOR over fragments of dl_hash64(base values, seed fragment index). */
 uint64_t wk_store_hash(const struct wk_store *store);

@@ -65,6 +65,32 @@ enum dl_rc wk_tls_new(const char *ca_file, const char *cert_file, const char *ke
     return DL_OK;
 }
 
+enum dl_rc wk_tls_server_new(const char *cert_file, const char *key_file, SSL_CTX **out, struct dl_err *err)
+{
+    SSL_CTX *tls = SSL_CTX_new(TLS_server_method());
+    if (tls == NULL) {
+        return tls_error(err, DL_ENOMEM, "prepare TLS");
+    }
+    enum dl_rc rc = DL_OK;
+    SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    if (SSL_CTX_set_min_proto_version(tls, TLS1_3_VERSION) != 1) {
+        rc = tls_error(err, DL_EUNSUPPORTED, "prepare TLS 1.3");
+    } else if (SSL_CTX_use_certificate_chain_file(tls, cert_file) != 1) {
+        rc = tls_error(err, DL_EINVAL, "read certificate");
+        dl_err_wrap(err, "%s", cert_file);
+    } else if (SSL_CTX_use_PrivateKey_file(tls, key_file, SSL_FILETYPE_PEM) != 1 ||
+               SSL_CTX_check_private_key(tls) != 1) {
+        rc = tls_error(err, DL_EINVAL, "read the certificate's key");
+        dl_err_wrap(err, "%s", key_file);
+    }
+    if (rc != DL_OK) {
+        SSL_CTX_free(tls);
+        return rc;
+    }
+    *out = tls;
+    return DL_OK;
+}
+
 static bool is_address(const char *host)
 {
     uint8_t address[16];
@@ -107,6 +133,20 @@ enum dl_rc wk_stream_open(struct wk_stream *stream, int fd, SSL_CTX *tls, const 
     return tls == NULL ? DL_OK : begin_tls(stream, tls, host, err);
 }
 
+enum dl_rc wk_stream_accept(struct wk_stream *stream, int fd, SSL_CTX *tls, struct dl_err *err)
+{
+    enum dl_rc rc = wk_stream_open(stream, fd, NULL, "", err);
+    if (rc != DL_OK || tls == NULL) {
+        return rc;
+    }
+    stream->ssl = SSL_new(tls);
+    if (stream->ssl == NULL || SSL_set_fd(stream->ssl, stream->fd) != 1) {
+        return tls_error(err, DL_ENOMEM, "begin TLS");
+    }
+    SSL_set_accept_state(stream->ssl);
+    return DL_OK;
+}
+
 void wk_stream_close(struct wk_stream *stream)
 {
     SSL_free(stream->ssl);
@@ -147,7 +187,7 @@ enum dl_rc wk_stream_handshake(struct wk_stream *stream, struct dl_err *err)
     }
     stream->wants_write = false;
     ERR_clear_error();
-    int returned = SSL_connect(stream->ssl);
+    int returned = SSL_do_handshake(stream->ssl);
     return returned == 1 ? DL_OK : tls_result(stream, returned, "TLS handshake", err);
 }
 

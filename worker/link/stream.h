@@ -21,9 +21,15 @@ struct wk_stream {
 DL_MUST_CHECK enum dl_rc wk_tls_new(const char *ca_file, const char *cert_file, const char *key_file, SSL_CTX **out,
                                     struct dl_err *err);
 
+/* For the side that is connected to: certificate and key that it shows. */
+DL_MUST_CHECK enum dl_rc wk_tls_server_new(const char *cert_file, const char *key_file, SSL_CTX **out,
+                                           struct dl_err *err);
+
 /* Sets options on a connected socket and takes it over; with `tls`, prepares a handshake that checks for `host`. */
 DL_MUST_CHECK enum dl_rc wk_stream_open(struct wk_stream *stream, int fd, SSL_CTX *tls, const char *host,
                                         struct dl_err *err);
+/* The same for a connection that was accepted. */
+DL_MUST_CHECK enum dl_rc wk_stream_accept(struct wk_stream *stream, int fd, SSL_CTX *tls, struct dl_err *err);
 void wk_stream_close(struct wk_stream *stream);
 
 /* DL_OK: done (at once when plain). DL_AGAIN: wait for the socket. */

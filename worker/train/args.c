@@ -38,6 +38,11 @@ static const struct option_of options[] = {
      "N", "wanted learner id; default: any that is free"},
     {"uid", TEXT, CONNECTED, 0, AT(uid), 0, 0,
      "UID", "name of this incarnation; default: host and process id"},
+    {"serve-listen", TEXT, WK_LEARN, 0, AT(serve_listen), 0, 0,
+     "ADDRESS", "address:port where joiners may fetch this learner's state (with the token), or off; default: the "
+     "address by which it reaches the syncer, a free port"},
+    {"serve-address", TEXT, WK_LEARN, 0, AT(serve_address), 0, 0,
+     "HOST", "host or host:port that joiners are told instead"},
     {"threads", UNSIGNED, ALL, 0, AT(threads), 1, 256,
      "N", "compute threads; default: spec.training.threads, else the cores that this process may use "
      "(evaluate, generate: 1)"},

@@ -15,6 +15,7 @@ struct wk_args { /* Texts are borrowed from argv. */
     enum wk_command command;
     bool help, version;
     const char *job, *endpoints, *token_file, *uid, *tls_ca, *tls_cert, *tls_key;
+    const char *serve_listen, *serve_address;
     const char *export_folder;
     const char *weights, *prompt;
     int32_t learner;  /* -1: any free one. */

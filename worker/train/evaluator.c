@@ -227,7 +227,7 @@ static enum dl_exit run(struct evaluator *e)
     if (prepare(e, &err) != DL_OK) {
         return give_up("start", &err);
     }
-    int code = wk_session_join(&e->session, DILOCO_EVALUATOR, e->model, &e->info, &error);
+    int code = wk_session_join(&e->session, DILOCO_EVALUATOR, e->model, NULL, &e->info, &error);
     if (code != DILOCO_CONTINUE) {
         /* Nothing was received, so that there is nothing to measure or export. */
         dl_log(code > 0 ? DL_LOG_INFO : DL_LOG_ERROR, "over: %s", error.text);

@@ -189,9 +189,12 @@ static enum dl_exit run(struct learner *l)
     if (prepare(l, &err) != DL_OK) {
         return give_up("start", &err);
     }
-    int code = wk_session_join(&l->session, DILOCO_LEARNER, wk_trainer_model(l->trainer), &l->info, &error);
+    int code = wk_session_join(&l->session, DILOCO_LEARNER, wk_trainer_model(l->trainer), l->trainer, &l->info, &error);
     if (code != DILOCO_CONTINUE) {
         return ended(code, &error);
+    }
+    if (l->info.recovered_from >= 0) {
+        wk_trainer_take_state(l->trainer);
     }
     wk_trainer_start(l->trainer, l->info.tokens_all);
     dl_info("joined learner=%u ensemble_step=%" PRIu64 " tokens_all=%" PRIu64 " place=%" PRIu64, l->info.learner,

@@ -20,6 +20,11 @@ void wk_schedule_join(struct wk_schedule *schedule, uint64_t tokens_all)
     schedule->ramp_steps = schedule->place > 0 ? WK_SCHEDULE_RAMP_STEPS : 0;
 }
 
+void wk_schedule_skip_ramp(struct wk_schedule *schedule)
+{
+    schedule->ramp_steps = 0;
+}
+
 bool wk_schedule_hear(struct wk_schedule *schedule, uint64_t tokens_all)
 {
     if (tokens_all <= schedule->heard_tokens) {

@@ -9,7 +9,8 @@
  * fewer than wanted, and the decay must still end when the token budget does.
  *
  * A late joiner's AdamW moments are zero, and its first updates would be as long as the rate in every coordinate. So
- * its rate is capped by a short ramp of its own, WK_SCHEDULE_RAMP_STEPS from zero to the peak.
+ * its rate is capped by a short ramp of its own, WK_SCHEDULE_RAMP_STEPS from zero to the peak, unless it took over a peer's
+ * moments.
  *
  * Pure; one thread. Layer: worker/train. */
 #ifndef WK_TRAIN_SCHEDULE_H
@@ -37,6 +38,9 @@ void wk_schedule_init(struct wk_schedule *schedule, const struct dl_training_spe
 
 /* Joined an ensemble that has trained `tokens_all` tokens. */
 void wk_schedule_join(struct wk_schedule *schedule, uint64_t tokens_all);
+
+/* After wk_schedule_join, with the moments of a peer: no ramp is needed. */
+void wk_schedule_skip_ramp(struct wk_schedule *schedule);
 
 /* The syncer said how many tokens all have trained. True: the place was moved. */
 bool wk_schedule_hear(struct wk_schedule *schedule, uint64_t tokens_all);

@@ -68,8 +68,20 @@ static void log_line(void *context, int level, const char *line)
     dl_log(level <= 0 ? DL_LOG_DEBUG : level >= 3 ? DL_LOG_ERROR : (enum dl_log_level)level, "%s", line);
 }
 
-int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk_model *model, struct diloco_info *info,
-                    struct diloco_error *error)
+static int register_state(struct diloco *diloco, struct wk_trainer *trainer, struct diloco_error *error)
+{
+    int code = DILOCO_CONTINUE;
+    uint32_t count = trainer == NULL ? 0 : wk_trainer_state_count(trainer);
+    for (uint32_t i = 0; code == DILOCO_CONTINUE && i < count; i++) {
+        struct wk_trainer_state state;
+        wk_trainer_state(trainer, i, &state);
+        code = diloco_register_state(diloco, state.name, state.data, state.bytes, error);
+    }
+    return code;
+}
+
+int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk_model *model,
+                    struct wk_trainer *source, struct diloco_info *info, struct diloco_error *error)
 {
     const struct wk_args *args = session->args;
     char trainer[WK_TRAINER_NAME_MAX];
@@ -88,6 +100,8 @@ int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk
         .join_timeout_seconds = session->spec->sync.join_timeout_seconds,
         .trainer = trainer,
         .log = log_line,
+        .serve_listen = args->serve_listen,
+        .serve_address = args->serve_address,
     };
     int code = diloco_open(&options, &session->diloco, error);
     const struct dl_tensor *tensors = wk_model_tensors(model);
@@ -99,6 +113,9 @@ int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk
     }
     if (code == DILOCO_CONTINUE && role == DILOCO_LEARNER) {
         code = diloco_lease_data(session->diloco, session->spec->training.batch_sequences, error);
+    }
+    if (code == DILOCO_CONTINUE) {
+        code = register_state(session->diloco, source, error);
     }
     if (code != DILOCO_CONTINUE) {
         return code;

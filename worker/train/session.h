@@ -13,6 +13,7 @@
 #include "worker/link/diloco.h"
 #include "worker/model/model.h"
 #include "worker/train/args.h"
+#include "worker/train/trainer.h"
 
 #define WK_TOKEN_BYTES_MAX 4096
 
@@ -27,10 +28,11 @@ struct wk_session {
  */
 DL_MUST_CHECK enum dl_rc wk_session_load(struct wk_session *session, const struct wk_args *args, struct dl_err *err);
 
-/* Registers the model's parameters, which are to outlive the session, and joins; a notice of preemption meanwhile ends
+/* Registers the model's parameters and a learner's optimiser state (that of `source`, else NULL), which are to outlive the session,
+ * and joins; a notice of preemption meanwhile ends
  * the process. Returns an enum diloco_result. */
 DL_MUST_CHECK int wk_session_join(struct wk_session *session, enum diloco_role role, struct wk_model *model,
-                                  struct diloco_info *info, struct diloco_error *error);
+                                  struct wk_trainer *source, struct diloco_info *info, struct diloco_error *error);
 
 void wk_session_close(struct wk_session *session);
 

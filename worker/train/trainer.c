@@ -32,6 +32,8 @@ struct wk_trainer {
     uint32_t *tokens, *targets; /* [batch_sequences][sequence_length] */
     bool started;
     uint32_t fed; /* Sequences of the batch that are there. */
+    bool took_state;
+    uint64_t updates; /* AdamW's own count, where others can read it. */
     uint32_t bad_in_row;
     uint64_t skipped;
 };
@@ -157,6 +159,9 @@ void wk_trainer_start(struct wk_trainer *trainer, uint64_t tokens_all)
     assert(!trainer->started);
     wk_data_stream_init(&trainer->stream, trainer->dataset, trainer->spec->training.seed);
     wk_schedule_join(&trainer->schedule, tokens_all);
+    if (trainer->took_state) {
+        wk_schedule_skip_ramp(&trainer->schedule);
+    }
     trainer->started = true;
 }
 
@@ -173,6 +178,34 @@ enum dl_rc wk_trainer_feed(struct wk_trainer *trainer, uint64_t first, uint32_t 
         wk_data_stream_read(&trainer->stream, first, count, trainer->tokens + at, trainer->targets + at, err);
     trainer->fed += rc == DL_OK ? count : 0;
     return rc;
+}
+
+uint32_t wk_trainer_state_count(const struct wk_trainer *trainer)
+{
+    return 2 * wk_model_tensor_count(trainer->model) + 1;
+}
+
+void wk_trainer_state(struct wk_trainer *trainer, uint32_t index, struct wk_trainer_state *out)
+{
+    uint32_t tensors = wk_model_tensor_count(trainer->model);
+    assert(index <= 2 * tensors);
+    if (index == 2 * tensors) {
+        *out = (struct wk_trainer_state){"adamw.updates", &trainer->updates, sizeof trainer->updates};
+        return;
+    }
+    bool first = index < tensors;
+    uint32_t i = first ? index : index - tensors;
+    const struct dl_tensor *tensor = &wk_model_tensors(trainer->model)[i];
+    float *const *moments = first ? wk_adamw_first_moments(trainer->adamw) : wk_adamw_second_moments(trainer->adamw);
+    *out = (struct wk_trainer_state){.data = moments[i], .bytes = dl_tensor_elements(tensor) * sizeof(float)};
+    snprintf(out->name, sizeof out->name, "adamw.%c/%s", first ? 'm' : 'v', tensor->name);
+}
+
+void wk_trainer_take_state(struct wk_trainer *trainer)
+{
+    assert(!trainer->started);
+    trainer->took_state = true;
+    wk_adamw_set_steps(trainer->adamw, trainer->updates);
 }
 
 bool wk_trainer_hear(struct wk_trainer *trainer, uint64_t tokens_all)
@@ -225,6 +258,7 @@ enum dl_rc wk_trainer_step(struct wk_trainer *trainer, struct wk_trainer_step *s
         return skip(trainer, step, err);
     }
     trainer->bad_in_row = 0;
+    trainer->updates = wk_adamw_steps(trainer->adamw);
     step->tokens = (uint64_t)training->batch_sequences * training->model.sequence_length;
     step->loss = loss;
     step->gradient_norm = stats.gradient_norm;

@@ -53,6 +53,18 @@ uint32_t wk_trainer_lacks(const struct wk_trainer *trainer);
 DL_MUST_CHECK enum dl_rc wk_trainer_feed(struct wk_trainer *trainer, uint64_t first, uint32_t count,
                                          struct dl_err *err);
 
+/* AdamW's state, part by part, which another learner may take over (diloco_register_state): both moments of every tensor, and
+ * the number of updates, which bias correction needs. Borrowed; read between steps, written before the start. */
+struct wk_trainer_state {
+    char name[160];
+    void *data;
+    uint64_t bytes;
+};
+uint32_t wk_trainer_state_count(const struct wk_trainer *trainer);
+void wk_trainer_state(struct wk_trainer *trainer, uint32_t index, struct wk_trainer_state *out);
+/* It was replaced by a peer's, before the start: the rate needs no ramp then. */
+void wk_trainer_take_state(struct wk_trainer *trainer);
+
 /* See wk_schedule_hear. */
 bool wk_trainer_hear(struct wk_trainer *trainer, uint64_t tokens_all);
 uint64_t wk_trainer_place(const struct wk_trainer *trainer);   /* In the schedule, ensemble steps. */

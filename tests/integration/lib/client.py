@@ -20,8 +20,9 @@ import time
 HELLO, WELCOME, REFUSE, META, PULL, PUSH, PUSH_NONE, CHUNK, RESULT, UPDATE, EVALUATION, HEARTBEAT, GOODBYE, STOP, TRACE = \
     range(1, 16)
 LEASE_REQUEST, LEASE = 16, 17
+PEERS, HELD, RECOVERED = 19, 20, 21
 NAMES = ["", "hello", "welcome", "refuse", "meta", "pull", "push", "push_none", "chunk", "result", "update", "evaluation",
-         "heartbeat", "goodbye", "stop", "trace", "lease_request", "lease"]
+         "heartbeat", "goodbye", "stop", "trace", "lease_request", "lease", "", "peers", "held", "recovered"]
 VERDICTS = ["accepted", "late", "duplicate", "stale_base", "not_finite", "norm", "checksum", "malformed", "unknown_round",
             "layout_mismatch", "below_quorum", "aborted", "nothing", "lease_lost"]
 REFUSALS = {1: "version", 2: "job", 3: "layout", 4: "full", 5: "shard", 6: "superseded", 7: "finished", 8: "malformed"}
@@ -42,7 +43,8 @@ def hash64(data, seed=0):
 # Field lists as in the wire table: (name, struct code), "s" a text, "F" fragments, "T" tensors, "E" entries of the tape.
 FIELDS = {
     HELLO: [("role", "B"), ("learner", "i"), ("nonce", "Q"), ("uid", "s"), ("job", "s"), ("trainer", "s"),
-            ("shard", "I"), ("step", "Q"), ("tokens", "Q"), ("fragments", "F"), ("tensors", "T")],
+            ("shard", "I"), ("step", "Q"), ("tokens", "Q"), ("recover", "B"), ("serve", "s"),
+            ("fragments", "F"), ("tensors", "T")],
     WELCOME: [("learner", "I"), ("admission", "Q"), ("epoch", "Q"), ("shard", "I"), ("shards", "I"), ("fragments_total", "I"),
               ("layout", "B"), ("layout_hash", "Q"), ("compression", "B"), ("broadcast_compression", "B"), ("apply", "B"),
               ("apply_alpha", "f"), ("heartbeat_ms", "I"), ("timeout_ms", "I"), ("step", "Q"), ("tokens", "Q"),
@@ -66,9 +68,13 @@ FIELDS = {
     TRACE: [("position", "Q"), ("nonce", "Q"), ("uid", "s"), ("entries", "E")],
     LEASE_REQUEST: [("last", "Q"), ("batch", "I"), ("want", "B")],
     LEASE: [("lease", "Q"), ("first", "Q"), ("count", "I"), ("revoked", "B")],
+    PEERS: [("count", "B")] + [(f"{name}{i}", code) for i in range(4)
+                               for name, code in (("learner", "I"), ("nonce", "Q"), ("uid", "s"), ("serve", "s"), ("step_ms", "I"))],
+    HELD: [("fragment", "I"), ("version", "Q"), ("content_hash", "Q")],
+    RECOVERED: [("learner", "I"), ("nonce", "Q"), ("uid", "s"), ("step", "Q"), ("bytes", "Q"), ("ns", "Q")],
 }
 ENTRY = [("seq", "Q"), ("step", "Q"), ("fragment", "I"), ("a", "Q"), ("b", "Q"), ("c", "Q"), ("kind", "s"), ("text", "s")]
-DEFAULTS = {"trainer": "", "trace": 0, "lease": 0, "cursor": 0, "trace_acked": 0, "text": "", "fragment": 0xffffffff, "a": 0, "b": 0, "c": 0}
+DEFAULTS = {"recover": 0, "serve": "", "trainer": "", "trace": 0, "lease": 0, "cursor": 0, "trace_acked": 0, "text": "", "fragment": 0xffffffff, "a": 0, "b": 0, "c": 0}
 
 
 def encode_tensors(tensors):

@@ -1,0 +1,110 @@
+#include "worker/link/snapshot.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/codec.h"
+#include "common/hash.h"
+#include "common/mem.h"
+
+static enum dl_rc plan(const struct wk_snapshot_source *source, struct wk_manifest *manifest, struct dl_err *err)
+{
+    const struct dl_layout *layout = source->layout;
+    manifest->learner = source->learner;
+    manifest->nonce = source->nonce;
+    manifest->layout_hash = layout->hash;
+    manifest->codec = source->codec;
+    memcpy(manifest->uid, source->uid, strlen(source->uid) + 1);
+    manifest->fragments = calloc(layout->fragment_count, sizeof *manifest->fragments);
+    manifest->states = calloc(DL_MAX(source->state_count, 1u), sizeof *manifest->states);
+    if (manifest->fragments == NULL || manifest->states == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "serve state: no memory for its manifest");
+    }
+    manifest->fragment_count = layout->fragment_count;
+    manifest->state_count = source->state_count;
+    for (uint32_t p = 0; p < layout->fragment_count; p++) {
+        manifest->fragments[p].bytes = dl_codec_bytes(source->codec, layout->fragments[p].padded_elements);
+    }
+    for (uint32_t i = 0; i < source->state_count; i++) {
+        memcpy(manifest->states[i].name, source->states[i].name, sizeof manifest->states[i].name);
+        manifest->states[i].bytes = source->states[i].bytes;
+    }
+    return DL_OK;
+}
+
+enum dl_rc wk_snapshot_new(const struct wk_snapshot_source *source, uint64_t id, struct wk_snapshot **out,
+                           struct dl_err *err)
+{
+    struct wk_snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (snapshot == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "serve state: no memory");
+    }
+    snapshot->manifest.id = id;
+    enum dl_rc rc = plan(source, &snapshot->manifest, err);
+    if (rc != DL_OK) {
+        wk_snapshot_free(snapshot);
+        return rc;
+    }
+    snapshot->data_bytes = wk_manifest_total(&snapshot->manifest);
+    void *data = mmap(NULL, snapshot->data_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+        dl_err_set(err, DL_ENOMEM, "serve state: no memory for %llu bytes", (unsigned long long)snapshot->data_bytes);
+        wk_snapshot_free(snapshot);
+        return err->rc;
+    }
+    snapshot->data = data;
+    (void)madvise(data, snapshot->data_bytes, MADV_HUGEPAGE); /* Only for speed. */
+    memset(data, 0, snapshot->data_bytes);                    /* The page faults are this thread's. */
+    *out = snapshot;
+    return DL_OK;
+}
+
+void wk_snapshot_free(struct wk_snapshot *snapshot)
+{
+    if (snapshot != NULL) {
+        if (snapshot->data != NULL) {
+            munmap(snapshot->data, snapshot->data_bytes);
+        }
+        wk_manifest_release(&snapshot->manifest);
+        free(snapshot->trace);
+        free(snapshot->head);
+        free(snapshot);
+    }
+}
+
+void wk_snapshot_fill(struct wk_snapshot *snapshot, const struct wk_snapshot_source *source,
+                      const struct wk_offer *offers, uint64_t step, uint8_t *trace, uint64_t trace_bytes)
+{
+    struct wk_manifest *manifest = &snapshot->manifest;
+    uint8_t *at = snapshot->data;
+    for (uint32_t p = 0; p < manifest->fragment_count; p++) {
+        manifest->fragments[p].version = offers[p].version;
+        manifest->fragments[p].round = offers[p].round;
+        wk_store_encode_base(source->store, p, manifest->codec, at);
+        at += manifest->fragments[p].bytes;
+    }
+    for (uint32_t i = 0; i < manifest->state_count; i++) {
+        memcpy(at, source->states[i].data, source->states[i].bytes);
+        at += source->states[i].bytes;
+    }
+    manifest->step = step;
+    snapshot->trace = trace;
+    manifest->trace_bytes = trace == NULL ? 0 : trace_bytes;
+}
+
+enum dl_rc wk_snapshot_seal(struct wk_snapshot *snapshot, struct dl_err *err)
+{
+    struct wk_manifest *manifest = &snapshot->manifest;
+    const uint8_t *at = snapshot->data;
+    for (uint32_t p = 0; p < manifest->fragment_count; p++) {
+        manifest->fragments[p].hash = dl_hash64(at, manifest->fragments[p].bytes, 0);
+        at += manifest->fragments[p].bytes;
+    }
+    for (uint32_t i = 0; i < manifest->state_count; i++) {
+        manifest->states[i].hash = dl_hash64(at, manifest->states[i].bytes, 0);
+        at += manifest->states[i].bytes;
+    }
+    manifest->trace_hash = dl_hash64(snapshot->trace, manifest->trace_bytes, 0);
+    return wk_manifest_encode(manifest, &snapshot->head, &snapshot->head_bytes, err);
+}
