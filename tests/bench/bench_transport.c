@@ -1,4 +1,4 @@
-/* bench_transport: what the learner's end of the transport costs, against raw TCP in the same run.
+/* bench_transport: what the learner's end of the transport costs, against raw TCP and raw TLS 1.3 in the same run.
  *
  * The other end is another process that does as little as possible (it discards pushes unread, and sends updates that
  * were framed before), so that CPU time and rate are the library's: pushes are hashed, masked, framed and sent; updates
@@ -260,7 +260,9 @@ static void peer_main(int plain, int secure, SSL_CTX *tls, int result)
             if (SSL_accept(conn->ssl) != 1) {
                 abort();
             }
-            mode = 'G';
+            if (SSL_peek(conn->ssl, &mode, 1) != 1) {
+                abort();
+            }
         } else if (recv(conn->fd, &mode, 1, MSG_PEEK) != 1) {
             abort();
         }
@@ -293,33 +295,58 @@ static int listener(uint16_t *port)
     return fd;
 }
 
-static struct cost raw(uint16_t port, char mode)
+/* The plainest TLS client there is; NULL without `ca_file`. */
+static SSL *raw_tls(int fd, const char *ca_file)
+{
+    if (ca_file == NULL) {
+        return NULL;
+    }
+    SSL_CTX *context = SSL_CTX_new(TLS_client_method());
+    SSL *ssl = NULL;
+    if (context == NULL || SSL_CTX_load_verify_locations(context, ca_file, NULL) != 1 ||
+        (ssl = SSL_new(context)) == NULL || SSL_set_fd(ssl, fd) != 1 || SSL_connect(ssl) != 1) {
+        fprintf(stderr, "bench: TLS to the other end failed\n");
+        exit(1);
+    }
+    SSL_CTX_free(context);
+    return ssl;
+}
+
+static size_t raw_move(int fd, SSL *ssl, bool sends, void *bytes, size_t size)
+{
+    ssize_t moved = ssl != NULL ? (sends ? SSL_write(ssl, bytes, (int)size) : SSL_read(ssl, bytes, (int)size))
+                    : sends     ? send(fd, bytes, size, 0)
+                                : recv(fd, bytes, size, 0);
+    if (moved <= 0) {
+        fprintf(stderr, "bench: the raw connection broke\n");
+        exit(1);
+    }
+    return (size_t)moved;
+}
+
+static struct cost raw(uint16_t port, const char *ca_file, char mode)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     uint8_t *memory = dl_alloc_aligned(TENSOR_BYTES); /* As large as a fragment: nothing comes from the cache. */
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 || send(fd, &mode, 1, 0) != 1) {
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
         perror("bench: connect");
         exit(1);
     }
+    SSL *ssl = raw_tls(fd, ca_file);
+    raw_move(fd, ssl, true, &mode, 1);
     double cpu = cpu_of(RUSAGE_THREAD);
     int64_t from_ns = dl_now_ns();
     for (uint64_t done = 0; done < RAW_BYTES;) {
         size_t at = done % TENSOR_BYTES, size = DL_MIN((size_t)PIECE, TENSOR_BYTES - at);
-        ssize_t moved = mode == 's' ? send(fd, memory + at, size, 0) : recv(fd, memory + at, size, 0);
-        if (moved <= 0) {
-            perror("bench: raw");
-            exit(1);
-        }
-        done += (uint64_t)moved;
+        done += raw_move(fd, ssl, mode == 's', memory + at, size);
     }
     char ok = 0;
-    if (recv(fd, &ok, 1, 0) != 1) {
-        exit(1);
-    }
+    raw_move(fd, ssl, false, &ok, 1);
     double gb = (double)RAW_BYTES * 1e-9, seconds = (double)(dl_now_ns() - from_ns) * 1e-9;
     struct cost cost = {gb / seconds, (cpu_of(RUSAGE_THREAD) - cpu) / gb};
+    SSL_free(ssl);
     close(fd);
     free(memory);
     return cost;
@@ -458,17 +485,20 @@ int main(void)
         tensors[i] = dl_alloc_aligned(TENSOR_BYTES);
     }
     struct bench_report report = {0};
-    struct cost raw_send = BEST(raw(plain_port, 's')), raw_receive = BEST(raw(plain_port, 'r'));
-    report_cost(&report, "tcp_send_rate", "tcp_send_cpu", raw_send, NULL, NULL, raw_send);
-    report_cost(&report, "tcp_receive_rate", "tcp_receive_cpu", raw_receive, NULL, NULL, raw_receive);
-    report_cost(&report, "push_rate", "push_cpu", BEST(push(plain_port, NULL, result[0])), "tcp_send_rate",
-                "tcp_send_cpu", raw_send);
-    report_cost(&report, "update_rate", "update_cpu", BEST(broadcast(plain_port, NULL, result[0])), "tcp_receive_rate",
-                "tcp_receive_cpu", raw_receive);
-    report_cost(&report, "push_tls_rate", "push_tls_cpu", BEST(push(secure_port, ca_file, result[0])), "tcp_send_rate",
-                "tcp_send_cpu", raw_send);
-    report_cost(&report, "update_tls_rate", "update_tls_cpu", BEST(broadcast(secure_port, ca_file, result[0])),
-                "tcp_receive_rate", "tcp_receive_cpu", raw_receive);
+    for (int with_tls = 0; with_tls < 2; with_tls++) {
+        static const char *const names[2][8] = {{"tcp_send_rate", "tcp_send_cpu", "tcp_receive_rate", "tcp_receive_cpu",
+                                                 "push_rate", "push_cpu", "broadcast_rate", "broadcast_cpu"},
+                                                {"tls_send_rate", "tls_send_cpu", "tls_receive_rate", "tls_receive_cpu",
+                                                 "push_rate_tls", "push_cpu_tls", "broadcast_rate_tls",
+                                                 "broadcast_cpu_tls"}};
+        const char *const *name = names[with_tls], *ca = with_tls ? ca_file : NULL;
+        uint16_t port = with_tls ? secure_port : plain_port;
+        struct cost raw_send = BEST(raw(port, ca, 's')), raw_receive = BEST(raw(port, ca, 'r'));
+        report_cost(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
+        report_cost(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
+        report_cost(&report, name[4], name[5], BEST(push(port, ca, result[0])), name[0], name[1], raw_send);
+        report_cost(&report, name[6], name[7], BEST(broadcast(port, ca, result[0])), name[2], name[3], raw_receive);
+    }
     kill(peer, SIGKILL);
     waitpid(peer, NULL, 0);
     fake_certificate_remove(folder, "server");
