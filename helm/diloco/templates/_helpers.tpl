@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{/* What the operator may do with jobs and what it makes of them, in every namespace that it serves. Secrets are only ever
-made, never read: a job's token is known to its own pods. */}}
+made there, never read: a job's token is made from a key beside the operator's lease and the job's uid. */}}
 {{- define "diloco.jobRules" -}}
 - apiGroups: [diloco.dev]
   resources: [decoupleddilocojobs]
