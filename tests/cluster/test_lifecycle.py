@@ -26,7 +26,7 @@ def everything():
 def check_children(namespace):
     """Names, labels, owners and endpoints of what the operator makes (K11)."""
     job = namespace.job(JOB)
-    for kind, name in (("secret", f"{JOB}-token"), ("configmap", f"{JOB}-spec"), ("service", f"{JOB}-syncer"),
+    for kind, name in (("secret", f"{JOB}-token-{job['metadata']['uid'][:8]}"), ("configmap", f"{JOB}-spec"), ("service", f"{JOB}-syncer"),
                        ("statefulset", f"{JOB}-syncer"), ("poddisruptionbudget", f"{JOB}-syncer"),
                        ("networkpolicy", f"{JOB}-syncer")):
         obj = namespace.get(kind, name)
