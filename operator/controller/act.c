@@ -243,7 +243,12 @@ static void after_part(struct op_controller *c, struct op_job *job, const struct
                        const struct op_result *result)
 {
     enum op_part part = errand->part;
+    bool is_stale = job->part_sent[part] != errand->digest;
     job->part_sent[part] = 0;
+    if (is_stale) {
+        op_controller_wake(c, job->key, 0);
+        return;
+    }
     bool is_there = result->rc == DL_OK || (part == OP_PART_TOKEN && result->rc == DL_EEXISTS);
     if (is_there) {
         job->part_done[part] = errand->digest;

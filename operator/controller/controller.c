@@ -95,9 +95,19 @@ static void on_part(void *context, const struct op_object *object)
     (void)object;
 }
 
-static void on_part_gone(void *context, const char *space, const char *name)
+static void on_set_gone(void *context, const char *space, const char *name)
 {
-    op_store_on_part_gone(context, space, name);
+    op_store_on_part_gone(context, OP_PART_SET, space, name);
+}
+
+static void on_service_gone(void *context, const char *space, const char *name)
+{
+    op_store_on_part_gone(context, OP_PART_SERVICE, space, name);
+}
+
+static void on_spec_gone(void *context, const char *space, const char *name)
+{
+    op_store_on_part_gone(context, OP_PART_SPEC, space, name);
 }
 
 static void on_synced(void *context)
@@ -134,9 +144,9 @@ struct watch {
 static const struct watch watches[] = {
     {&op_res_jobs, true, false, on_job, on_job_gone},
     {&op_res_pods, true, true, on_pod, on_pod_gone},
-    {&op_res_stateful_sets, false, true, on_part, on_part_gone},
-    {&op_res_services, false, true, on_part, on_part_gone},
-    {&op_res_config_maps, false, true, on_part, on_part_gone},
+    {&op_res_stateful_sets, false, true, on_part, on_set_gone},
+    {&op_res_services, false, true, on_part, on_service_gone},
+    {&op_res_config_maps, false, true, on_part, on_spec_gone},
 };
 
 static enum dl_rc add_watch(struct op_controller *c, const struct watch *watch, const char *space, struct dl_err *err)

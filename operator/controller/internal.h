@@ -23,6 +23,7 @@
 #define OP_ASK_AGAIN_NS INT64_C(10000000000) /* A deletion that shows no effect for so long is sent again. */
 #define OP_RESYNC_NS INT64_C(300000000000)   /* All of a job's parts are applied again so often. */
 #define OP_HEARD_NS INT64_C(30000000000)     /* What syncers said counts for so long. */
+#define OP_PART_STALE 2                      /* As a digest: an answer that says nothing any more is on its way. */
 #define OP_SECOND INT64_C(1000000000)
 
 struct op_bucket;
@@ -165,7 +166,7 @@ void op_store_on_pod(struct op_controller *c, const struct op_object *object);
 void op_store_on_pod_gone(struct op_controller *c, const char *space, const char *name);
 void op_store_on_node(struct op_controller *c, const struct op_object *object);
 void op_store_on_node_gone(struct op_controller *c, const char *name);
-void op_store_on_part_gone(struct op_controller *c, const char *space, const char *name);
+void op_store_on_part_gone(struct op_controller *c, enum op_part part, const char *space, const char *name);
 void op_store_release(struct op_controller *c);
 bool op_key_write(char out[OP_KEY_MAX], const char *space, const char *name);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -187,23 +188,21 @@ void op_store_on_job_gone(struct op_controller *c, const char *space, const char
 }
 
 /* A part of a job's objects has vanished: it is made again at once. */
-void op_store_on_part_gone(struct op_controller *c, const char *space, const char *name)
+void op_store_on_part_gone(struct op_controller *c, enum op_part part, const char *space, const char *name)
 {
-    char key[OP_KEY_MAX];
-    for (int part = 0; part < OP_PART_COUNT; part++) {
-        const char *suffix = op_part_kinds[part].suffix;
-        size_t length = strlen(name), end = strlen(suffix);
-        if (length <= end || strcmp(name + length - end, suffix) != 0) {
-            continue;
-        }
-        char job_name[OP_CHILD_NAME_MAX];
-        snprintf(job_name, sizeof job_name, "%.*s", (int)DL_MIN(length - end, sizeof job_name - 1), name);
-        struct op_job *job = op_key_write(key, space, job_name) ? op_store_job(c, key) : NULL;
-        if (job != NULL) {
-            job->part_done[part] = 0;
-            job->parts_hash = 0;
-            op_controller_wake(c, key, 0);
-        }
+    char key[OP_KEY_MAX], job_name[OP_CHILD_NAME_MAX];
+    const char *suffix = op_part_kinds[part].suffix;
+    size_t length = strlen(name), end = strlen(suffix);
+    if (length <= end || strcmp(name + length - end, suffix) != 0) {
+        return;
+    }
+    snprintf(job_name, sizeof job_name, "%.*s", (int)DL_MIN(length - end, sizeof job_name - 1), name);
+    struct op_job *job = op_key_write(key, space, job_name) ? op_store_job(c, key) : NULL;
+    if (job != NULL) {
+        job->part_done[part] = 0;
+        job->part_sent[part] = job->part_sent[part] != 0 ? OP_PART_STALE : 0; /* Maybe it went after that. */
+        job->parts_hash = 0;
+        op_controller_wake(c, key, 0);
     }
 }
 
@@ -266,6 +265,10 @@ static void remove_pod(struct op_controller *c, const char *key)
     }
     char job_key[OP_KEY_MAX];
     snprintf(job_key, sizeof job_key, "%s", held->bucket->job_key);
+    struct op_job *job = op_store_job(c, job_key);
+    if (job != NULL && job->planner != NULL && strcmp(job->uid, held->pod.job_uid) == 0) {
+        op_plan_on_gone(job->planner, held->pod.kind, held->pod.id, held->pod.incarnation, dl_wall_ns());
+    }
     bucket_remove(c, held);
     pod_free(held);
     op_controller_wake(c, job_key, 0);

@@ -132,7 +132,7 @@ static void keep_parts(struct turn *t)
             job->part_done[part] = part == OP_PART_TOKEN ? job->part_done[part] : 0;
         }
     }
-    uint64_t hash = (job->manifest_hash + t->plan.syncers_wanted) | 1;
+    uint64_t hash = (job->manifest_hash + UINT64_C(2) * t->plan.syncers_wanted) | 1;
     if (hash == job->parts_hash || !parse(t)) {
         return;
     }

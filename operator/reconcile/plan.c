@@ -180,6 +180,16 @@ void op_plan_on_start_failed(struct op_planner *planner, const struct op_wanted 
     op_planner_back_off(planner, &wanted->limits, slot, true);
 }
 
+void op_plan_on_gone(struct op_planner *planner, enum op_kind kind, uint32_t id, uint64_t incarnation, int64_t now_ns)
+{
+    struct op_slot *slot = op_planner_slot(planner, kind, id);
+    if (slot != NULL && slot->incarnation == incarnation && slot->expected) {
+        slot->expected = false;
+        slot->seen = true; /* The next call counts it as deleted. */
+        slot->seen_started_ns = now_ns;
+    }
+}
+
 /* --- the end of the job --- */
 
 static void end_by_result(struct op_planner *planner, int result)

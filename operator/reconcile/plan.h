@@ -204,6 +204,9 @@ void op_plan_make(struct op_planner *planner, const struct op_wanted *wanted, co
 void op_plan_on_start_failed(struct op_planner *planner, const struct op_wanted *wanted, const struct op_change *start,
                              int64_t now_ns);
 
+/* An instance was seen and is gone again, maybe both between two calls. */
+void op_plan_on_gone(struct op_planner *planner, enum op_kind kind, uint32_t id, uint64_t incarnation, int64_t now_ns);
+
 /* Whether the planner wants this instance to exist, now or after a backoff (or it was given up, but its place is kept). */
 bool op_planner_wants(const struct op_planner *planner, enum op_kind kind, uint32_t id);
 
