@@ -14,6 +14,7 @@ int op_cmd_top(int argc, char **argv);
 int op_cmd_scale(int argc, char **argv);
 int op_cmd_kill(int argc, char **argv);
 int op_cmd_stop(int argc, char **argv);
+int op_cmd_replay(int argc, char **argv);
 int op_cmd_generate(int argc, char **argv);
 
 /* Prints "diloco <command>: <text>" and returns the exit code that fits `err->rc`. */

@@ -18,6 +18,7 @@ static const char help[] =
     "  diloco kill RUN learner ID [SIGNAL]   a signal to a learner (or: syncer SHARD); default KILL\n"
     "  diloco stop RUN                       end a run: merge once more, export the weights\n"
     "  diloco generate [RUN] [options]       text from the weights of a run\n"
+    "  diloco replay [RUN] [options]         execute a run again, to the bit; say where it differs\n"
     "  diloco version\n"
     "\n"
     "RUN is a run folder; left out where that is possible, it is the newest below ./runs. `diloco COMMAND --help` says "
@@ -28,8 +29,9 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"run", op_cmd_run},     {"check", op_cmd_check}, {"status", op_cmd_status}, {"top", op_cmd_top},
-    {"scale", op_cmd_scale}, {"kill", op_cmd_kill},   {"stop", op_cmd_stop},     {"generate", op_cmd_generate},
+    {"run", op_cmd_run},   {"check", op_cmd_check},       {"status", op_cmd_status},
+    {"top", op_cmd_top},   {"scale", op_cmd_scale},       {"kill", op_cmd_kill},
+    {"stop", op_cmd_stop}, {"generate", op_cmd_generate}, {"replay", op_cmd_replay},
 };
 
 int main(int argc, char **argv)

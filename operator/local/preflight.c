@@ -34,23 +34,38 @@ static enum dl_rc find_program(const char *folder, const char *name, char out[OP
     return DL_OK;
 }
 
+static enum dl_rc own_folder(char out[OP_PATH_MAX], struct dl_err *err)
+{
+    ssize_t length = readlink("/proc/self/exe", out, OP_PATH_MAX - 1);
+    if (length < 0) {
+        return dl_err_errno(err, DL_EIO, errno, "find this program's folder (name it with --bin-dir)");
+    }
+    out[length] = 0;
+    char *slash = strrchr(out, '/');
+    if (slash != NULL) {
+        *slash = 0;
+    }
+    return DL_OK;
+}
+
+enum dl_rc op_program_find(const char *name, char out[OP_PATH_MAX], struct dl_err *err)
+{
+    char self[OP_PATH_MAX];
+    enum dl_rc rc = own_folder(self, err);
+    return rc == DL_OK ? find_program(self, name, out, err) : rc;
+}
+
 enum dl_rc op_programs_find(const char *bin_dir, struct op_programs *out, struct dl_err *err)
 {
     char self[OP_PATH_MAX];
-    if (bin_dir == NULL) {
-        ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-        if (length < 0) {
-            return dl_err_errno(err, DL_EIO, errno, "find this program's folder (name it with --bin-dir)");
-        }
-        self[length] = 0;
-        char *slash = strrchr(self, '/');
-        if (slash != NULL) {
-            *slash = 0;
-        }
-    } else if (realpath(bin_dir, self) == NULL) {
+    if (bin_dir != NULL && realpath(bin_dir, self) == NULL) {
         return dl_err_errno(err, DL_ENOTFOUND, errno, "find the folder --bin-dir %s", bin_dir);
     }
-    enum dl_rc rc = find_program(self, "diloco-syncer", out->syncer, err);
+    enum dl_rc rc = bin_dir == NULL ? own_folder(self, err) : DL_OK;
+    if (rc != DL_OK) {
+        return rc;
+    }
+    rc = find_program(self, "diloco-syncer", out->syncer, err);
     return rc == DL_OK ? find_program(self, "diloco-worker", out->worker, err) : rc;
 }
 

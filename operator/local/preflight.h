@@ -16,6 +16,9 @@ struct op_programs {
 /* The programs in `bin_dir`, or beside this one when it is NULL. DL_ENOTFOUND names what is missing where. */
 DL_MUST_CHECK enum dl_rc op_programs_find(const char *bin_dir, struct op_programs *out, struct dl_err *err);
 
+/* One program beside this one. */
+DL_MUST_CHECK enum dl_rc op_program_find(const char *name, char out[OP_PATH_MAX], struct dl_err *err);
+
 /* Data files readable and not empty, memory enough, fixed ports free, job not suspended, quorum within learners.max.
  * DL_EINVAL and others: the text says what, and what to do. */
 DL_MUST_CHECK enum dl_rc op_preflight(const struct dl_spec *spec, struct dl_err *err);

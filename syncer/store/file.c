@@ -192,7 +192,7 @@ static enum dl_rc check_header(const uint8_t *header, uint32_t fragment, uint64_
         return dl_err_set(err, DL_ECORRUPT, "%s holds fragment %" PRIu32 " version %" PRIu64 ", not what its name says",
                           path, get_u32(header + 12), get_u64(header + 16));
     }
-    if (get_u64(header + 40) != parameters_bytes || get_u64(header + 48) != state_bytes) {
+    if (get_u64(header + 40) != parameters_bytes || (get_u64(header + 48) != state_bytes && state_bytes > 0)) {
         /* The header is whole: it is the job that has changed. */
         return dl_err_set(err, DL_EINVAL,
                           "%s holds %" PRIu64 "+%" PRIu64 " bytes, the job asks for %" PRIu64 "+%" PRIu64
@@ -220,7 +220,7 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
     if (rc == DL_OK) {
         rc = read_all(store, fd, parameters, parameters_bytes, path, err);
     }
-    if (rc == DL_OK) {
+    if (rc == DL_OK && state != NULL) {
         rc = read_all(store, fd, state, state_bytes, path, err);
     }
     if (rc != DL_OK) {
@@ -229,10 +229,22 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
     if (dl_hash64(parameters, parameters_bytes, 0) != get_u64(header + 56)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the parameters do not match their checksum", path);
     }
-    if (dl_hash64(state, state_bytes, 0) != get_u64(header + 64)) {
+    if (state != NULL && dl_hash64(state, state_bytes, 0) != get_u64(header + 64)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the optimiser state does not match its checksum", path);
     }
     return DL_OK;
+}
+
+enum dl_rc sy_store_read_file(const char *dir, const char *file, uint32_t fragment, uint64_t version, void *parameters,
+                              uint64_t parameters_bytes, void *state, uint64_t state_bytes, struct dl_err *err)
+{
+    DL_AUTO_FREE struct sy_store *store = calloc(1, sizeof *store);
+    if (store == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "reading %s/%s: no memory", dir, file);
+    }
+    snprintf(store->dir, sizeof store->dir, "%s", dir);
+    store->ops = &sy_store_ops_real;
+    return sy_store_file_read(store, file, fragment, version, parameters, parameters_bytes, state, state_bytes, err);
 }
 
 void sy_store_file_remove(struct sy_store *store, const char *name)

@@ -210,6 +210,12 @@ uint64_t sy_store_traced(struct sy_store *store, uint32_t incarnation);
  * SY_STORE_TRACE_MAX, or no memory: nothing was taken. */
 bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct dl_wire_trace *trace);
 
+/* Reads a version's file without opening the folder as a store; its sizes must be these. `state` may be NULL with 0 bytes:
+ * then it is not read. Errors as of a load. */
+DL_MUST_CHECK enum dl_rc sy_store_read_file(const char *dir, const char *file, uint32_t fragment, uint64_t version,
+                                            void *parameters, uint64_t parameters_bytes, void *state,
+                                            uint64_t state_bytes, struct dl_err *err);
+
 /* Bytes of all kept files, for metrics. */
 uint64_t sy_store_bytes(const struct sy_store *store);
 

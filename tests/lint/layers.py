@@ -18,6 +18,10 @@ MAY = {
 PURE = ("syncer/core", "syncer/merge", "operator/reconcile", "worker/link/link", "sim")
 IMPURE = {"sys/socket.h", "sys/epoll.h", "poll.h", "fcntl.h", "unistd.h", "curl/curl.h", "libwebsockets.h", "sqlite3.h",
           "common/clock.h", "common/log.h", "signal.h", "netdb.h", "time.h"}
+# Executing a recorded run again reads tapes and files; nothing else of the simulation does.
+IMPURE_WITHIN = ("sim/replay",)
+# Only replay puts the syncer's store and the trainer beside the cores.
+REPLAY_ONLY = ("syncer/store/", "worker/train/", "worker/data/", "worker/model/", "worker/link/store.h")
 # The merge pool is threads by nature; everything else in the folder is pure.
 PURE_BUT_THREADS = ("syncer/merge/pool",)
 # Only the public face of the link may be used by the built-in trainer.
@@ -52,8 +56,10 @@ def main():
                     faults.append(f"{name}:{number}: {folder} may not include {target}")
                 if any(name.startswith(inner) and target.startswith(outer) for inner, outer in WITHIN.items()):
                     faults.append(f"{name}:{number}: may not include {target}")
-                if name.startswith(PURE) and not name.startswith(PURE_BUT_THREADS) and target in IMPURE:
+                if name.startswith(PURE) and not name.startswith(PURE_BUT_THREADS + IMPURE_WITHIN) and target in IMPURE:
                     faults.append(f"{name}:{number}: a core without I/O includes {target}")
+                if top != folder and folder == "sim" and not name.startswith(IMPURE_WITHIN) and target.startswith(REPLAY_ONLY):
+                    faults.append(f"{name}:{number}: only sim/replay may include {target}")
                 if name.startswith(TRAINER) and target.startswith("worker/link/") and target != "worker/link/diloco.h":
                     faults.append(f"{name}:{number}: the trainer uses only worker/link/diloco.h, not {target}")
     if includes == 0:

@@ -174,6 +174,8 @@ bool wk_link_has_left(const struct wk_link *link);
 /* Notes an entry at the step as it is now. `kind`: 1 to DL_TRACE_KIND_MAX - 1 characters; `text` may be NULL. */
 void wk_link_trace(struct wk_link *link, const char *kind, uint32_t fragment, uint64_t a, uint64_t b, uint64_t c,
                    const char *text);
+/* The entry noted last; false: none. */
+bool wk_link_trace_newest(const struct wk_link *link, struct dl_trace_entry *out);
 /* This incarnation's own entries that some shard may lack, oldest first, at most `max`; returns how many. To be handed
  * to a peer together with this learner's state. */
 uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max);

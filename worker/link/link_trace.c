@@ -53,6 +53,15 @@ void wk_link_trace(struct wk_link *link, const char *kind, uint32_t fragment, ui
     add(link, 0, &entry);
 }
 
+bool wk_link_trace_newest(const struct wk_link *link, struct dl_trace_entry *out)
+{
+    if (link->trace.made == 0) {
+        return false;
+    }
+    *out = record_at(link, link->trace.made)->entry;
+    return true;
+}
+
 uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max)
 {
     uint32_t count = 0;

@@ -1,0 +1,38 @@
+/* diloco replay: hands over to the program diloco-replay beside this one. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/exit_codes.h"
+#include "operator/cli/cli.h"
+#include "operator/local/preflight.h"
+#include "operator/local/rundir.h"
+
+int op_cmd_replay(int argc, char **argv)
+{
+    struct dl_err err = {.text = ""};
+    char program[OP_PATH_MAX];
+    struct op_rundir dir;
+    const char **out = calloc((size_t)argc + 3, sizeof *out);
+    if (out == NULL) {
+        return DL_EXIT_FAILED;
+    }
+    enum dl_rc rc = op_program_find("diloco-replay", program, &err);
+    bool help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
+    bool named = argc > 1 && argv[1][0] != '-';
+    int used = 0;
+    out[used++] = program;
+    if (rc == DL_OK && !named && !help) {
+        rc = op_rundir_open(NULL, &dir, &err);
+        out[used++] = dir.path;
+    }
+    for (int i = 1; i < argc; i++) {
+        out[used++] = argv[i];
+    }
+    if (rc == DL_OK) {
+        execv(program, (char *const *)out);
+        rc = dl_err_set(&err, DL_EIO, "cannot execute %s", program);
+    }
+    free(out);
+    return op_cli_fail("replay", &err);
+}

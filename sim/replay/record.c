@@ -1,0 +1,196 @@
+#include "sim/replay/record.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "sim/replay/record_db.h"
+
+const struct sim_commit *sim_record_commit(const struct sim_record *record, uint32_t fragment, uint64_t version)
+{
+    if (fragment >= record->layout->fragment_count || record->version_count[fragment] == 0) {
+        return NULL;
+    }
+    const struct sim_commit *first = &record->commits[record->first_commit[fragment]];
+    uint64_t index = version - first->version;
+    return version >= first->version && index < record->version_count[fragment] ? first + index : NULL;
+}
+
+const struct dl_spec *sim_record_spec(const struct sim_record *record, uint32_t shard, uint64_t epoch)
+{
+    const struct sim_spec_record *best = NULL;
+    for (uint32_t i = 0; i < record->spec_count; i++) {
+        const struct sim_spec_record *spec = &record->specs[i];
+        if (spec->shard == shard && (best == NULL || spec->epoch <= epoch)) {
+            best = spec;
+        }
+    }
+    return best->spec;
+}
+
+const struct dl_spec *sim_record_spec_by_hash(const struct sim_record *record, uint64_t hash, bool *found)
+{
+    for (uint32_t i = 0; i < record->spec_count; i++) {
+        if (record->specs[i].hash == hash) {
+            *found = true;
+            return record->specs[i].spec;
+        }
+    }
+    *found = false;
+    return record->specs[record->spec_count - 1].spec;
+}
+
+/* --- order --- */
+
+static const struct sim_commit *sorted_commits; /* For qsort, which takes no context. */
+
+static int by_time(const void *a, const void *b)
+{
+    const struct sim_commit *left = &sorted_commits[*(const uint32_t *)a],
+                            *right = &sorted_commits[*(const uint32_t *)b];
+    if (left->wall_ns != right->wall_ns) {
+        return left->wall_ns < right->wall_ns ? -1 : 1;
+    }
+    return *(const uint32_t *)a < *(const uint32_t *)b ? -1 : 1;
+}
+
+static enum dl_rc make_order(struct sim_record *record, struct dl_err *err)
+{
+    record->order = malloc((record->commit_count + 1) * sizeof *record->order);
+    if (record->order == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "reading the tapes: no memory");
+    }
+    for (uint32_t i = 0; i < record->commit_count; i++) {
+        record->order[i] = i;
+    }
+    sorted_commits = record->commits;
+    qsort(record->order, record->commit_count, sizeof *record->order, by_time);
+    return DL_OK;
+}
+
+/* --- pushes and their snapshots --- */
+
+/* The versions of a fragment come in the order of their rounds. */
+static const struct sim_commit *commit_of_round(const struct sim_record *record, uint32_t fragment, uint64_t round)
+{
+    if (fragment >= record->layout->fragment_count) {
+        return NULL;
+    }
+    const struct sim_commit *first = &record->commits[record->first_commit[fragment]];
+    uint32_t low = 0, high = record->version_count[fragment];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (first[middle].round < round) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low < record->version_count[fragment] && first[low].round == round ? first + low : NULL;
+}
+
+static void match_snapshot(struct sim_record *record, uint32_t incarnation, uint32_t index)
+{
+    struct sim_entry *entry = &record->incarnations[incarnation].entries[index];
+    const struct sim_commit *commit = commit_of_round(record, entry->fragment, entry->b);
+    for (uint32_t i = 0; commit != NULL && i < commit->push_count; i++) {
+        struct sim_push *push = &record->pushes[commit->first_push + i];
+        if (push->incarnation == incarnation && push->step == entry->step && push->base_version == entry->a) {
+            push->entry = index;
+            entry->commit = (uint32_t)(commit - record->commits);
+            entry->push = commit->first_push + i;
+        }
+    }
+}
+
+static void match(struct sim_record *record)
+{
+    for (uint32_t i = 0; i < record->incarnation_count; i++) {
+        const struct sim_incarnation_record *who = &record->incarnations[i];
+        for (uint32_t k = 0; k < who->count; k++) {
+            if (strcmp(who->entries[k].kind, "snapshot") == 0) {
+                match_snapshot(record, i, k);
+            }
+        }
+    }
+}
+
+/* --- life --- */
+
+static enum dl_rc check_versions(const struct sim_record *record, struct dl_err *err)
+{
+    for (uint32_t f = 0; f < record->layout->fragment_count; f++) {
+        const struct sim_commit *first = &record->commits[record->first_commit[f]];
+        if (record->version_count[f] == 0) {
+            return dl_err_set(err, DL_EINVAL, "the tapes hold no version of fragment %u: is a shard's folder missing?",
+                              f);
+        }
+        for (uint32_t i = 0; i < record->version_count[f]; i++) {
+            if (first[i].version != first->version + i) {
+                return dl_err_set(err, DL_ECORRUPT, "fragment %u: version %llu is missing in the tape", f,
+                                  (unsigned long long)(first->version + i));
+            }
+        }
+    }
+    return DL_OK;
+}
+
+enum dl_rc sim_record_open(const char *const *folders, uint32_t count, struct sim_record **out, struct dl_err *err)
+{
+    struct sim_record *record = calloc(1, sizeof *record);
+    if (record != NULL) {
+        record->shards = count;
+        record->folders = calloc(count + 1, sizeof *record->folders);
+    }
+    if (record == NULL || record->folders == NULL) {
+        free(record);
+        return dl_err_set(err, DL_ENOMEM, "reading the tapes: no memory");
+    }
+    enum dl_rc rc = DL_OK;
+    for (uint32_t i = 0; rc == DL_OK && i < count; i++) {
+        rc = sim_record_read(record, folders[i], err);
+    }
+    if (rc == DL_OK) {
+        rc = check_versions(record, err);
+    }
+    if (rc == DL_OK) {
+        rc = make_order(record, err);
+    }
+    if (rc != DL_OK) {
+        sim_record_free(record);
+        return rc;
+    }
+    match(record);
+    *out = record;
+    return DL_OK;
+}
+
+void sim_record_free(struct sim_record *record)
+{
+    if (record == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < record->incarnation_count; i++) {
+        for (uint32_t k = 0; k < record->incarnations[i].count; k++) {
+            free(record->incarnations[i].entries[k].text);
+        }
+        free(record->incarnations[i].entries);
+    }
+    for (uint32_t i = 0; i < record->push_count; i++) {
+        free(record->pushes[i].encoded);
+    }
+    for (uint32_t i = 0; i < record->commit_count; i++) {
+        free(record->commits[i].file);
+    }
+    for (uint32_t i = 0; i < record->spec_count; i++) {
+        dl_spec_free(record->specs[i].spec);
+    }
+    dl_layout_free(record->layout);
+    free(record->specs);
+    free(record->commits);
+    free(record->order);
+    free(record->pushes);
+    free(record->incarnations);
+    free(record->folders);
+    free(record);
+}
