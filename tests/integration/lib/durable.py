@@ -1,0 +1,19 @@
+"""Figures of what survives: tests note theirs in build/results/durable.json, each its own members."""
+import fcntl
+import json
+import pathlib
+
+
+def note_figures(build, **figures):
+    """Merges `figures` into build/results/durable.json; `build` is build/<variant>."""
+    path = pathlib.Path(build).resolve().parent / "results" / "durable.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        text = file.read()
+        known = json.loads(text) if text else {}
+        known.update(figures)
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(known, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,234 @@
+#!/usr/bin/env python3
+"""Recorded runs with kills, joins, cut connections and restarts of the syncer are executed again to the bit; a tape in which
+one thing was altered is caught at exactly that round."""
+import json
+import pathlib
+import random
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from lib.client import hash64  # noqa: E402
+from lib.durable import note_figures  # noqa: E402
+from lib.ensemble import TEXT, Ensemble, check, main, manifest  # noqa: E402
+from lib.relay import Relay  # noqa: E402
+
+STEP_TOKENS = 4 * 32
+
+
+def replay(e, *arguments, code=0, seconds=120):
+    """Runs `diloco replay` on the ensemble's tapes (or on `folders`) and returns its JSON."""
+    folders = [a for a in arguments if isinstance(a, pathlib.Path)]
+    options = [a for a in arguments if not isinstance(a, pathlib.Path)]
+    folders = folders or [e.folder / f"state-{s}" for s in range(e.shards)]
+    run = subprocess.run([e.bin / "diloco", "replay", *folders, "--json", "--quiet", *options], capture_output=True, text=True,
+                         timeout=seconds)
+    check(run.returncode == code, f"replay ended with {run.returncode}, expected {code}: {run.stdout} {run.stderr}")
+    return json.loads(run.stdout)
+
+
+def rows(e, query, shard=0, *values):
+    with sqlite3.connect(e.folder / f"state-{shard}" / "tape.db") as base:
+        return base.execute(query, values).fetchall()
+
+
+class Faults:
+    """Kills, joins, cuts and restarts at random instants while an ensemble runs."""
+
+    def __init__(self, e, relays, seed):
+        self.e, self.relays, self.random = e, relays, random.Random(seed)
+        self.learners = []
+        self.kills = self.joins = self.cuts = self.restarts = 0
+
+    def start(self, n):
+        self.e.start_learner(n, endpoints=",".join(f"ws://{relay.address}" for relay in self.relays),
+                             extra=["--step-seconds", 0.006])
+        self.learners = sorted({*self.learners, n})
+
+    def kill(self):
+        n = self.random.choice(self.learners)
+        self.e.signal(f"learner-{n}", signal.SIGKILL)
+        self.e.wait_exit(f"learner-{n}", 5, code=-signal.SIGKILL)
+        self.kills += 1
+        self.start(n)
+
+    def join(self):
+        self.start(max(self.learners) + 1)
+        self.joins += 1
+
+    def cut(self):
+        self.e.wait(self.random.choice(self.relays).cut_one, 20, "a connection to cut", every=0.01)
+        self.cuts += 1
+
+    def restart(self):
+        shard = self.random.randrange(self.e.shards)
+        self.e.signal(f"syncer-{shard}", signal.SIGKILL)
+        self.e.wait_exit(f"syncer-{shard}", 5, code=-signal.SIGKILL)
+        self.e.start_syncer(shard)
+        self.restarts += 1
+
+    def rounds(self):
+        return sum(self.e.status(shard)["round"] for shard in range(self.e.shards))
+
+    def inject(self, plan, every_rounds):
+        """One fault after the other, each `every_rounds` rounds after the one before, give or take."""
+        self.random.shuffle(plan)
+        for fault in plan:
+            goal = self.rounds() + self.random.randrange(2 * every_rounds)
+            self.e.wait(lambda g=goal: self.rounds() >= g, 60, f"round {goal}", every=0.02)
+            getattr(self, fault)()
+
+    def finish(self):
+        """Ends the job as an operator does, however far it is, and waits for everybody."""
+        for shard in range(self.e.shards):
+            self.e.post("/stop", shard)
+        for n in self.learners:
+            self.e.wait_exit(f"learner-{n}", 60)
+        for shard in range(self.e.shards):
+            self.e.wait_exit(f"syncer-{shard}", 30)
+        for relay in self.relays:
+            relay.close()
+
+
+def record(e, learners, plan, every_rounds, rounds, seed):
+    """A run with faults; leaves its tapes in the ensemble's folder."""
+    e.start_syncers()
+    faults = Faults(e, [Relay(address) for address in e.addresses], seed)
+    for n in range(learners):
+        faults.start(n)
+    e.wait(lambda: faults.rounds() >= 8, 60, "the first rounds")
+    faults.inject(plan, every_rounds)
+    e.wait(lambda: faults.rounds() >= rounds, 120, f"{rounds} rounds", every=0.05)
+    faults.finish()
+    return faults
+
+
+def job(**spec):
+    base = {"training": {"tokenBudget": 10**9}, "learners": {"replicas": 3, "max": 12}}
+    base.update(spec)
+    return manifest(TEXT, **base)
+
+
+def copies(e, name):
+    """Copies of all tapes, to be altered."""
+    folders = []
+    for shard in range(e.shards):
+        folder = e.folder / f"{name}-{shard}"
+        shutil.copytree(e.folder / f"state-{shard}", folder)
+        folders.append(folder)
+    return folders
+
+
+def alter(folder, statement, *values):
+    with sqlite3.connect(folder / "tape.db") as base:
+        changed = base.execute(statement, values).rowcount
+    check(changed == 1, f"{statement} changed {changed} rows")
+
+
+def expect_difference(e, folders, code=1, **expected):
+    found = replay(e, *folders, code=code)["difference"]
+    for key, value in expected.items():
+        check(found.get(key) == value, f"{key} is {found.get(key)!r}, expected {value!r}: {found}")
+    return found
+
+
+def check_altered_tapes(e):
+    """One altered number each; every one is found where it is, and nowhere else."""
+    middle = rows(e, "select c.round, p.fragment, p.version, p.learner, p.weight from participants p join commits c"
+                     " using(fragment, version) where c.round > 0 order by c.round limit 1 offset (select count(*)/2 from participants)")
+    number, fragment, version, learner, weight = middle[0]
+    where = (fragment, version, learner)
+    folders = copies(e, "weight")
+    alter(folders[0], "update participants set weight = ? where fragment = ? and version = ? and learner = ?",
+          weight * (1 + 2**-40), *where)
+    found = expect_difference(e, folders, round=number, fragment=fragment, version=version,
+                              what=f"weight of learner {learner}'s push")
+    check(float(found["replay"]) == weight and float(found["tape"]) == weight * (1 + 2**-40), f"values: {found}")
+
+    folders = copies(e, "hash")
+    alter(folders[0], "update commits set hash = 'ffffffffffffffff' where fragment = ? and version = ?", fragment, version)
+    expect_difference(e, folders, round=number, fragment=fragment, version=version, what=f"values of version {version}")
+
+    folders = copies(e, "tokens")
+    alter(folders[0], "update participants set tokens = tokens + 1 where fragment = ? and version = ? and learner = ?", *where)
+    expect_difference(e, folders, round=number, fragment=fragment, what=f"tokens of learner {learner}")
+
+
+def check_altered_value(e):
+    """One parameter of a version whose file is kept, with all checksums right: tensor, element and both values are named."""
+    round_, fragment, version, name = rows(e, "select round, fragment, version, file from commits where kept = 1"
+                                              " order by round desc limit 1")[0]
+    folder = copies(e, "value")[0]
+    data = bytearray((folder / name).read_bytes())
+    count = struct.unpack_from("<Q", data, 40)[0] // 4
+    values = list(struct.unpack_from(f"<{count}f", data, 128))
+    at = next(i for i in range(700, count) if values[i] != 0)
+    struct.pack_into("<f", data, 128 + 4 * at, values[at] * 1.5)
+    parameters = hash64(data[128:128 + 4 * count])
+    struct.pack_into("<Q", data, 56, parameters)
+    struct.pack_into("<Q", data, 120, hash64(data[:120]))
+    (folder / name).write_bytes(data)
+    alter(folder, "update commits set hash = ? where fragment = ? and version = ?", f"{parameters:016x}", fragment, version)
+    found = expect_difference(e, [folder], round=round_, fragment=fragment, version=version)
+    check("tensor" in found and abs(float(found["tape"]) - values[at] * 1.5) < 1e-6 and
+          abs(float(found["replay"]) - values[at]) < 1e-6, f"{found}, {values[at]}")
+
+
+def test_faulty_run_replays_to_the_bit(build):
+    """J9: 500 rounds with kills, joins, cut connections and a syncer that was killed."""
+    plan = ["kill"] * 6 + ["join"] * 3 + ["cut"] * 24 + ["restart"]
+    with Ensemble(build, job()) as e:
+        faults = record(e, 3, plan, every_rounds=14, rounds=520, seed=11)
+        check(faults.kills >= 5 and faults.joins >= 3 and faults.cuts >= 20 and faults.restarts >= 1, "not all faults")
+        made = rows(e, "select count(*) from commits where round > 0")[0][0]
+        result = replay(e)
+        print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
+        check(result["replay_mismatches"] == 0, f"differs: {result}")
+        check(result["replayed_rounds"] == made and made >= 500, f"{result['replayed_rounds']} of {made} rounds replayed")
+        check(result["processes"] >= 3 + 3 + 4, f"only {result['processes']} processes were executed again")
+        half = rows(e, "select max(round) from commits")[0][0] // 2
+        until = replay(e, "--until", str(half), "--threads", "1")
+        expected = rows(e, "select count(*) from commits where round between 1 and ?", 0, half)[0][0]
+        check(until["replayed_rounds"] == expected and until["replay_mismatches"] == 0, f"until {half}: {until}")
+        check_altered_tapes(e)
+        check_altered_value(e)
+        size = (e.folder / "state-0" / "tape.db").stat().st_size / made
+        print(f"{size:.0f} bytes of tape a round")
+        note_figures(build, replayed_rounds=result["replayed_rounds"], replay_mismatches=result["replay_mismatches"],
+                     tape_bytes_per_round=size)
+
+
+def test_two_shards_rebase_and_bf16(build):
+    """J9: a merge depends on fragments of both shards, on snapshots that rebase subtracts, on what bf16 leaves."""
+    spec = job(sync={"apply": "rebase", "broadcastCompression": "bf16", "compression": "int4",
+                     "merge": {"stalenessDecay": 0.1}, "outerOptimizer": {"type": "nesterov", "learningRate": 0.7, "momentum": 0.6}},
+               syncer={"shards": 2})
+    with Ensemble(build, spec) as e:
+        faults = record(e, 3, ["kill"] * 2 + ["cut"] * 6 + ["restart"] * 2 + ["join"], every_rounds=8, rounds=160, seed=5)
+        result = replay(e)
+        print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
+        made = sum(rows(e, "select count(*) from commits where round > 0", shard)[0][0] for shard in range(2))
+        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] == made, f"{result}, {made} rounds")
+        rebased = rows(e, "select count(*) from trace where kind = 'apply' and b > 0")[0][0]
+        check(rebased > 20, f"only {rebased} updates were rebased")
+
+
+def test_forms_that_wait(build):
+    """J9: synchronous rounds after interval warm-up, AdamW as the outer optimiser, alpha."""
+    spec = job(sync={"mode": "synchronous", "applyAlpha": 0.25, "interval": 4, "fragments": 2,
+                     "outerOptimizer": {"type": "adamw", "learningRate": 0.01}})
+    with Ensemble(build, spec) as e:
+        record(e, 2, ["kill", "cut", "cut"], every_rounds=6, rounds=60, seed=3)
+        result = replay(e)
+        made = rows(e, "select count(*) from commits where round > 0")[0][0]
+        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] == made, f"{result}, {made} rounds")
+        print(result)
+
+
+if __name__ == "__main__":
+    main([test_faulty_run_replays_to_the_bit, test_two_shards_rebase_and_bf16, test_forms_that_wait])
