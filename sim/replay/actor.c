@@ -26,6 +26,9 @@ struct sim_actor {
     struct wk_store *store;
     uint32_t next; /* Entry. */
     uint64_t step, executed, transfers;
+    uint64_t taken;                 /* Sequences of the data that were fed to the trainer. */
+    uint64_t data_first, data_from; /* Sequence data_from is at position data_first, and so on. */
+    bool has_data;
     bool busy;
     struct dl_wire_message message;
 };
@@ -337,10 +340,29 @@ static enum dl_rc snapshot(struct sim_actor *actor, const struct sim_entry *entr
 
 /* --- what the trainer noted --- */
 
+/* Sequences up to (without) number `until`, from where the tape says that they come. */
+static enum dl_rc feed(struct sim_actor *actor, uint64_t until, struct dl_err *err)
+{
+    uint64_t count = until - actor->taken;
+    if (count == 0) {
+        return DL_OK;
+    }
+    if (!actor->has_data || count > wk_trainer_lacks(actor->trainer)) {
+        return unable(actor, err, "the tape does not say which data it trained on before");
+    }
+    enum dl_rc rc =
+        wk_trainer_feed(actor->trainer, actor->data_first + (actor->taken - actor->data_from), (uint32_t)count, err);
+    actor->taken += rc == DL_OK ? count : 0;
+    return rc;
+}
+
 static enum dl_rc train(struct sim_actor *actor, bool counted, struct dl_err *err)
 {
     struct wk_trainer_step step;
-    enum dl_rc rc = wk_trainer_step(actor->trainer, &step, err);
+    enum dl_rc rc = feed(actor, actor->taken + wk_trainer_lacks(actor->trainer), err);
+    if (rc == DL_OK) {
+        rc = wk_trainer_step(actor->trainer, &step, err);
+    }
     if (rc == DL_OK && counted) {
         wk_link_on_step(actor->link, NOW_NS, step.tokens, (float)step.loss);
         actor->step++;
@@ -351,10 +373,7 @@ static enum dl_rc train(struct sim_actor *actor, bool counted, struct dl_err *er
 
 static enum dl_rc start(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
 {
-    enum dl_rc rc = wk_trainer_start(actor->trainer, (uint32_t)entry->a, entry->b, entry->c, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
+    wk_trainer_start(actor->trainer, entry->b);
     struct wk_dataset_view data;
     wk_dataset_view(wk_trainer_dataset(actor->trainer), &data);
     char sequences[48];
@@ -375,6 +394,20 @@ static enum dl_rc schedule(struct sim_actor *actor, const struct sim_entry *entr
     return DL_OK;
 }
 
+static enum dl_rc data(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
+{
+    if (entry->text == NULL || strncmp(entry->text, "taken=", 6) != 0) {
+        return unable(actor, err, "it does not say from which sequence on");
+    }
+    uint64_t from = strtoull(entry->text + 6, NULL, 10);
+    enum dl_rc rc = from < actor->taken ? unable(actor, err, "sequences were taken already") : feed(actor, from, err);
+    actor->has_data = true;
+    actor->data_first = entry->b;
+    actor->data_from = from;
+    wk_link_trace(actor->link, "data", DL_TRACE_NO_FRAGMENT, entry->a, entry->b, entry->c, entry->text);
+    return rc;
+}
+
 static enum dl_rc uncounted(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
 {
     for (uint64_t i = 0; i < entry->a; i++) {
@@ -392,8 +425,8 @@ static enum dl_rc uncounted(struct sim_actor *actor, const struct sim_entry *ent
 static const struct {
     const char *kind;
     enum dl_rc (*perform)(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err);
-} kinds[] = {
-    {"apply", apply}, {"snapshot", snapshot}, {"start", start}, {"schedule", schedule}, {"uncounted", uncounted}};
+} kinds[] = {{"apply", apply},       {"snapshot", snapshot}, {"start", start},
+             {"schedule", schedule}, {"data", data},         {"uncounted", uncounted}};
 
 /* What the link has noted of it now is what the tape says it noted then. */
 static enum dl_rc compare(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
