@@ -358,7 +358,7 @@ static enum dl_rc feed(struct sim_actor *actor, uint64_t until, struct dl_err *e
 
 static enum dl_rc train(struct sim_actor *actor, bool counted, struct dl_err *err)
 {
-    struct wk_trainer_step step;
+    struct wk_trainer_step step = {0};
     enum dl_rc rc = feed(actor, actor->taken + wk_trainer_lacks(actor->trainer), err);
     if (rc == DL_OK) {
         rc = wk_trainer_step(actor->trainer, &step, err);

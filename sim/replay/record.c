@@ -18,10 +18,10 @@ const struct sim_commit *sim_record_commit(const struct sim_record *record, uint
 
 const struct dl_spec *sim_record_spec(const struct sim_record *record, uint32_t shard, uint64_t epoch)
 {
-    const struct sim_spec_record *best = NULL;
+    const struct sim_spec_record *best = &record->specs[0]; /* Every shard's tape has at least one. */
     for (uint32_t i = 0; i < record->spec_count; i++) {
         const struct sim_spec_record *spec = &record->specs[i];
-        if (spec->shard == shard && (best == NULL || spec->epoch <= epoch)) {
+        if (spec->shard == shard && (best->shard != shard || spec->epoch <= epoch)) {
             best = spec;
         }
     }
