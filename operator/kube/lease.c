@@ -183,7 +183,7 @@ static void send_request(struct op_lease *lease, const char *method, const char 
 /* Takes or renews it with a PUT: when another was faster, the resourceVersion makes it a conflict. */
 static void claim(struct op_lease *lease)
 {
-    char *text = record_text(lease, lease->identity, lease->options.duration_ms / 1000);
+    char *text = record_text(lease, lease->identity, (lease->options.duration_ms + 999) / 1000);
     if (text != NULL) {
         send_request(lease, lease->is_absent ? "POST" : "PUT", text, on_claimed, lease->options.renew_by_ms / 2);
     } else {

@@ -11,7 +11,7 @@
 struct op_lease_options {
     const char *space, *name; /* Copied. */
     const char *identity;     /* Copied; unique per process, e.g. "pod-name_<random>". */
-    int64_t duration_ms;      /* 0: 15000. */
+    int64_t duration_ms;      /* 0: 15000; whole seconds. */
     int64_t renew_by_ms;      /* 0: 10000; less than duration. */
     int64_t retry_ms;         /* 0: 2000. */
     void *context;

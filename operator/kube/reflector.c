@@ -234,6 +234,7 @@ static bool take_page(struct op_reflector *reflector, const struct op_result *re
     }
     DL_AUTO_FREE char *version = strdup(op_json_text(json, "resourceVersion", ""));
     const char *more = op_json_text(json, "continue", "");
+    bool is_first = reflector->continue_token == NULL;
     free(reflector->continue_token);
     reflector->continue_token = more[0] != 0 ? strdup(more) : NULL;
     cJSON_Delete(json);
@@ -249,7 +250,8 @@ static bool take_page(struct op_reflector *reflector, const struct op_result *re
             }
         }
     }
-    if (!is_broken && !reflector->was_freed) {
+    /* The watch begins where the first page was: what changed while others were read comes again. */
+    if (!is_broken && !reflector->was_freed && is_first) {
         set_version(reflector, version);
     }
     return !is_broken;

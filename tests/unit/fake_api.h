@@ -86,7 +86,7 @@ struct fake_conn {
     pthread_t thread;
     int fd; /* -1: closed. */
     SSL *ssl;
-    uint64_t cut; /* The server's count of cuts when its request came. */
+    uint64_t cuts, bookmarks, oldest; /* The server's when the request came. */
 };
 
 struct fake_api {
@@ -723,8 +723,8 @@ static inline bool fake_watch(struct fake_conn *conn, const struct fake_request 
     bool goes_on = fake_conn_write(conn, head, strlen(head));
     pthread_mutex_lock(&api->lock);
     size_t at = 0;
-    uint64_t bookmarks = api->bookmarks, cuts = conn->cut;
-    if (from < api->oldest && goes_on) {
+    uint64_t bookmarks = conn->bookmarks, cuts = conn->cuts;
+    if (from < conn->oldest && goes_on) {
         pthread_mutex_unlock(&api->lock);
         int used = snprintf(line, sizeof line,
                             "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\","
@@ -877,7 +877,9 @@ static inline bool fake_serve_one(struct fake_conn *conn, const struct fake_requ
     struct fake_fault fault = {.times = 0};
     char expected[300], watch[16];
     pthread_mutex_lock(&api->lock);
-    conn->cut = api->cuts;
+    conn->cuts = api->cuts;
+    conn->bookmarks = api->bookmarks;
+    conn->oldest = api->oldest;
     fake_note(api, request);
     snprintf(expected, sizeof expected, "Bearer %s", api->token);
     bool is_known = api->token[0] == 0 || strcmp(expected, request->authorization) == 0;
