@@ -230,6 +230,7 @@ static void test_events(void)
     for (int i = 0; i < 5; i++) {
         op_record(recorder, &job, "Warning", "QuotaExceeded", "CreatePod", "quota \"small\" is used up (%d)", i);
     }
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, fake_api_count(rig.api, "/apis/events.k8s.io/v1/events", NULL) == 1));
     op_record(recorder, &job, "Normal", "LearnerReplaced", "CreatePod", "learner 3");
     CU_ASSERT_TRUE(RIG_UNTIL(&rig, fake_api_count(rig.api, "/apis/events.k8s.io/v1/events", NULL) == 2));
     for (int i = 0; i < 10; i++) {
