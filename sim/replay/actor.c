@@ -35,7 +35,8 @@ struct sim_actor {
 
 static enum dl_rc unable(const struct sim_actor *actor, struct dl_err *err, const char *what)
 {
-    const struct sim_entry *entry = &actor->who->entries[actor->next];
+    static const struct sim_entry end = {.kind = "the end"};
+    const struct sim_entry *entry = actor->next < actor->who->count ? &actor->who->entries[actor->next] : &end;
     return dl_err_set(err, DL_EINVAL, "learner %" PRId64 " (%s), entry %" PRIu64 " (%s at step %" PRIu64 "): %s",
                       actor->who->learner, actor->who->uid, entry->seq, entry->kind, entry->step, what);
 }
@@ -298,6 +299,7 @@ static enum dl_rc hand_over(struct sim_actor *actor, const struct sim_entry *ent
         return sim_differs(actor->host->difference, commit, tape, replay, err, "%s of learner %u",
                            steps ? "steps" : "tokens", push->learner);
     }
+    push->encoded_bytes = head->bytes;
     push->encoded = malloc(head->bytes);
     if (push->encoded == NULL) {
         return dl_err_set(err, DL_ENOMEM, "replay: no memory for a push of %" PRIu64 " bytes", head->bytes);
@@ -356,6 +358,33 @@ static enum dl_rc feed(struct sim_actor *actor, uint64_t until, struct dl_err *e
     return rc;
 }
 
+/* A joiner takes over the optimiser's state as it is now. */
+static enum dl_rc capture(struct sim_actor *actor, struct dl_err *err)
+{
+    struct sim_capture *wanted =
+        sim_record_capture(actor->record, (uint32_t)(actor->who - actor->record->incarnations), actor->step);
+    if (wanted == NULL || wanted->bytes != NULL) {
+        return DL_OK;
+    }
+    struct wk_trainer_state part;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < wk_trainer_state_count(actor->trainer); i++) {
+        wk_trainer_state(actor->trainer, i, &part);
+        bytes += part.bytes;
+    }
+    wanted->bytes = malloc(bytes);
+    if (wanted->bytes == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "replay: no memory for an optimiser's state of %" PRIu64 " bytes", bytes);
+    }
+    uint8_t *at = wanted->bytes;
+    for (uint32_t i = 0; i < wk_trainer_state_count(actor->trainer); i++) {
+        wk_trainer_state(actor->trainer, i, &part);
+        memcpy(at, part.data, part.bytes);
+        at += part.bytes;
+    }
+    return DL_OK;
+}
+
 static enum dl_rc train(struct sim_actor *actor, bool counted, struct dl_err *err)
 {
     struct wk_trainer_step step = {0};
@@ -366,6 +395,7 @@ static enum dl_rc train(struct sim_actor *actor, bool counted, struct dl_err *er
     if (rc == DL_OK && counted) {
         wk_link_on_step(actor->link, NOW_NS, step.tokens, (float)step.loss);
         actor->step++;
+        rc = capture(actor, err);
     }
     actor->executed++;
     return rc;
@@ -391,6 +421,32 @@ static enum dl_rc schedule(struct sim_actor *actor, const struct sim_entry *entr
         return unable(actor, err, "the schedule would not move so here");
     }
     wk_link_trace(actor->link, "schedule", DL_TRACE_NO_FRAGMENT, entry->a, entry->b, 0, NULL);
+    return DL_OK;
+}
+
+static enum dl_rc state(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
+{
+    uint32_t peer = sim_record_peer(actor->record, entry);
+    enum dl_rc rc = actor->host->peer(actor->host->context, peer, entry->b, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    struct sim_capture *taken = sim_record_capture(actor->record, peer, entry->b);
+    if (taken == NULL || taken->bytes == NULL) {
+        return unable(actor, err, "the peer's state is not there");
+    }
+    const uint8_t *at = taken->bytes;
+    for (uint32_t i = 0; i < wk_trainer_state_count(actor->trainer); i++) {
+        struct wk_trainer_state part;
+        wk_trainer_state(actor->trainer, i, &part);
+        memcpy(part.data, at, part.bytes);
+        at += part.bytes;
+    }
+    wk_trainer_take_state(actor->trainer);
+    if (--taken->uses == 0) {
+        free(dl_take(taken->bytes));
+    }
+    wk_link_trace(actor->link, "state", DL_TRACE_NO_FRAGMENT, entry->a, entry->b, entry->c, entry->text);
     return DL_OK;
 }
 
@@ -425,8 +481,8 @@ static enum dl_rc uncounted(struct sim_actor *actor, const struct sim_entry *ent
 static const struct {
     const char *kind;
     enum dl_rc (*perform)(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err);
-} kinds[] = {{"apply", apply},       {"snapshot", snapshot}, {"start", start},
-             {"schedule", schedule}, {"data", data},         {"uncounted", uncounted}};
+} kinds[] = {{"apply", apply}, {"snapshot", snapshot}, {"start", start},        {"schedule", schedule},
+             {"data", data},   {"state", state},       {"uncounted", uncounted}};
 
 /* What the link has noted of it now is what the tape says it noted then. */
 static enum dl_rc compare(struct sim_actor *actor, const struct sim_entry *entry, struct dl_err *err)
@@ -482,9 +538,25 @@ enum dl_rc sim_actor_advance(struct sim_actor *actor, uint32_t entry, struct dl_
     return rc;
 }
 
+enum dl_rc sim_actor_reach(struct sim_actor *actor, uint64_t step, struct dl_err *err)
+{
+    if (actor->step >= step) {
+        return actor->step == 0 ? capture(actor, err) : DL_OK;
+    }
+    uint32_t until = actor->next;
+    while (until < actor->who->count && actor->who->entries[until].step < step) {
+        until++;
+    }
+    enum dl_rc rc = until > actor->next ? sim_actor_advance(actor, until - 1, err) : DL_OK;
+    while (rc == DL_OK && actor->step < step) {
+        rc = train(actor, true, err);
+    }
+    return rc;
+}
+
 bool sim_actor_is_done(const struct sim_actor *actor)
 {
-    return actor->next >= actor->who->needed;
+    return actor->next >= actor->who->needed && actor->step >= actor->who->needed_steps;
 }
 
 const float *sim_actor_seed(const struct sim_actor *actor, uint32_t fragment)

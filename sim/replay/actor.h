@@ -19,6 +19,8 @@ struct sim_actor_host {
     enum dl_rc (*version)(void *context, uint32_t fragment, uint64_t version, const float **values, struct dl_err *err);
     /* It has applied it, and does not need it any more. */
     void (*done_with)(void *context, uint32_t fragment, uint64_t version);
+    /* Executes a peer until its state after `step` of its steps is in the record. */
+    enum dl_rc (*peer)(void *context, uint32_t incarnation, uint64_t step, struct dl_err *err);
     struct sim_difference *difference;
 };
 
@@ -30,6 +32,9 @@ void sim_actor_free(struct sim_actor *actor); /* NULL is fine. */
 /* Executes up to and with this entry. Pushes that were merged are left in the record. DL_ECONFLICT: the difference is
  * filled in. */
 DL_MUST_CHECK enum dl_rc sim_actor_advance(struct sim_actor *actor, uint32_t entry, struct dl_err *err);
+
+/* Executes until so many steps are done, without what comes at that boundary. */
+DL_MUST_CHECK enum dl_rc sim_actor_reach(struct sim_actor *actor, uint64_t step, struct dl_err *err);
 
 /* All that is needed of it has been executed. */
 bool sim_actor_is_done(const struct sim_actor *actor);

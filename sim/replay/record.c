@@ -115,6 +115,85 @@ static void match(struct sim_record *record)
     }
 }
 
+/* --- who has to be executed how far --- */
+
+uint32_t sim_record_peer(const struct sim_record *record, const struct sim_entry *entry)
+{
+    for (uint32_t i = 0; i < record->incarnation_count; i++) {
+        if (record->incarnations[i].nonce == entry->a &&
+            strcmp(record->incarnations[i].uid, entry->text == NULL ? "" : entry->text) == 0) {
+            return i;
+        }
+    }
+    return SIM_NO_INCARNATION;
+}
+
+struct sim_capture *sim_record_capture(const struct sim_record *record, uint32_t incarnation, uint64_t step)
+{
+    for (uint32_t i = 0; i < record->capture_count; i++) {
+        if (record->captures[i].incarnation == incarnation && record->captures[i].step == step) {
+            return &record->captures[i];
+        }
+    }
+    return NULL;
+}
+
+/* The peer is needed up to the step at which its state was taken. */
+static enum dl_rc need_peer(struct sim_record *record, const struct sim_entry *entry, struct dl_err *err)
+{
+    uint32_t peer = sim_record_peer(record, entry);
+    if (peer == SIM_NO_INCARNATION) {
+        return dl_err_set(err, DL_EINVAL,
+                          "the tape holds nothing of %s, whose optimiser state another learner took over",
+                          entry->text == NULL ? "a learner" : entry->text);
+    }
+    struct sim_capture *capture = sim_record_capture(record, peer, entry->b);
+    if (capture == NULL) {
+        capture = sim_record_grow((void **)&record->captures, &record->capture_count, sizeof *capture);
+        if (capture == NULL) {
+            return dl_err_set(err, DL_ENOMEM, "reading the tapes: no memory");
+        }
+        capture->incarnation = peer;
+        capture->step = entry->b;
+    }
+    capture->uses++;
+    struct sim_incarnation_record *who = &record->incarnations[peer];
+    who->needed_steps = DL_MAX(who->needed_steps, entry->b);
+    while (who->needed < who->count && who->entries[who->needed].step < entry->b) {
+        who->needed++;
+    }
+    return DL_OK;
+}
+
+enum dl_rc sim_record_plan(struct sim_record *record, uint64_t until, struct dl_err *err)
+{
+    for (uint32_t i = 0; i < record->commit_count; i++) {
+        const struct sim_commit *commit = &record->commits[i];
+        for (uint32_t k = 0; k < commit->push_count && commit->round <= until; k++) {
+            const struct sim_push *push = &record->pushes[commit->first_push + k];
+            uint32_t *needed = &record->incarnations[push->incarnation].needed;
+            *needed = push->entry == SIM_NO_ENTRY ? *needed : DL_MAX(*needed, push->entry + 1);
+        }
+    }
+    /* A peer that is needed further may itself have taken over a state there. */
+    DL_AUTO_FREE uint32_t *seen = calloc(record->incarnation_count + 1, sizeof *seen);
+    bool more = seen != NULL;
+    while (more) {
+        more = false;
+        for (uint32_t i = 0; i < record->incarnation_count; i++) {
+            const struct sim_incarnation_record *who = &record->incarnations[i];
+            for (; seen[i] < who->needed; seen[i]++) {
+                const struct sim_entry *entry = &who->entries[seen[i]];
+                more = true;
+                if (strcmp(entry->kind, "state") == 0 && need_peer(record, entry, err) != DL_OK) {
+                    return err->rc;
+                }
+            }
+        }
+    }
+    return seen == NULL ? dl_err_set(err, DL_ENOMEM, "reading the tapes: no memory") : DL_OK;
+}
+
 /* --- life --- */
 
 static enum dl_rc check_versions(const struct sim_record *record, struct dl_err *err)
@@ -185,7 +264,11 @@ void sim_record_free(struct sim_record *record)
     for (uint32_t i = 0; i < record->spec_count; i++) {
         dl_spec_free(record->specs[i].spec);
     }
+    for (uint32_t i = 0; i < record->capture_count; i++) {
+        free(record->captures[i].bytes);
+    }
     dl_layout_free(record->layout);
+    free(record->captures);
     free(record->specs);
     free(record->commits);
     free(record->order);

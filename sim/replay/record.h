@@ -33,7 +33,16 @@ struct sim_incarnation_record {
     char trainer[DL_WIRE_TRAINER_MAX];
     struct sim_entry *entries; /* By seq. */
     uint32_t count;
-    uint32_t needed; /* So many of them lead up to its last merged push. */
+    /* How far it has to be executed: so many entries, and at least so many steps. */
+    uint32_t needed;
+    uint64_t needed_steps;
+};
+
+struct sim_capture {      /* Optimiser state that a joiner took over from a peer. */
+    uint32_t incarnation; /* Of the peer. */
+    uint64_t step;        /* As it was after so many of its steps. */
+    uint32_t uses;
+    uint8_t *bytes; /* From when the peer gets there until the last joiner has it. */
 };
 
 struct sim_push { /* A row of `participants`. */
@@ -42,6 +51,7 @@ struct sim_push { /* A row of `participants`. */
     uint32_t steps;
     double weight, norm;
     uint8_t *encoded; /* Between its snapshot and its merge; the engine's. */
+    uint64_t encoded_bytes;
 };
 
 struct sim_commit { /* A row of `commits`. */
@@ -73,12 +83,21 @@ struct sim_record {
     uint32_t push_count;
     struct sim_incarnation_record *incarnations;
     uint32_t incarnation_count;
+    struct sim_capture *captures;
+    uint32_t capture_count;
 };
 
 /* `folders`: the state folder of each shard, any order. DL_ENOTFOUND, DL_EINVAL (not tapes of one run), DL_EIO. */
 DL_MUST_CHECK enum dl_rc sim_record_open(const char *const *folders, uint32_t count, struct sim_record **out,
                                          struct dl_err *err);
 void sim_record_free(struct sim_record *record); /* NULL is fine. */
+
+/* Finds how far each process has to be executed for all versions up to round `until`, and what is taken over on the way. */
+DL_MUST_CHECK enum dl_rc sim_record_plan(struct sim_record *record, uint64_t until, struct dl_err *err);
+/* NULL: nobody takes over this state. */
+struct sim_capture *sim_record_capture(const struct sim_record *record, uint32_t incarnation, uint64_t step);
+/* The process that a `state` entry names; SIM_NO_INCARNATION: it is not in the tape. */
+uint32_t sim_record_peer(const struct sim_record *record, const struct sim_entry *entry);
 
 /* NULL: there is no such version in the tape. */
 const struct sim_commit *sim_record_commit(const struct sim_record *record, uint32_t fragment, uint64_t version);

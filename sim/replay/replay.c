@@ -150,6 +150,21 @@ static enum dl_rc actor_of(struct replay *replay, uint32_t incarnation, struct s
     return DL_OK;
 }
 
+static enum dl_rc reach_peer(void *context, uint32_t incarnation, uint64_t step, struct dl_err *err)
+{
+    struct replay *replay = context;
+    const struct sim_capture *capture = sim_record_capture(replay->record, incarnation, step);
+    if (capture != NULL && capture->bytes != NULL) {
+        return DL_OK; /* It has passed there. */
+    }
+    struct sim_actor *actor = NULL;
+    enum dl_rc rc = actor_of(replay, incarnation, &actor, err);
+    if (rc == DL_OK) {
+        rc = sim_actor_reach(actor, step, err);
+    }
+    return rc;
+}
+
 static void end_if_done(struct replay *replay, uint32_t incarnation)
 {
     struct sim_actor **actor = &replay->actors[incarnation];
@@ -212,6 +227,11 @@ static enum dl_rc prepare_input(struct replay *replay, const struct sim_commit *
 {
     const struct sim_push *push = &replay->record->pushes[commit->first_push + i];
     double *squares = replay->squares + (size_t)i * replay->slices_max;
+    if (push->encoded_bytes != dl_codec_bytes(sync->compression, padded_of(replay, commit->fragment))) {
+        return dl_err_set(err, DL_EINVAL,
+                          "round %" PRIu64 ", fragment %u: learner %u's job had another sync.compression",
+                          commit->round, commit->fragment, push->learner);
+    }
     measure(replay, commit, sync->compression, push, squares);
     double weight = sy_merge_weight(sync, push->steps, push->tokens, commit->version - 1 - push->base_version);
     double norm = sy_merge_norm(squares, replay->record->layout->fragments[commit->fragment].slice_count);
@@ -411,11 +431,6 @@ static void count_uses(struct replay *replay)
         if (!is_in_range(replay, commit)) {
             continue;
         }
-        for (uint32_t k = 0; k < commit->push_count; k++) {
-            const struct sim_push *push = &record->pushes[commit->first_push + k];
-            uint32_t *needed = &record->incarnations[push->incarnation].needed;
-            *needed = push->entry == SIM_NO_ENTRY ? *needed : DL_MAX(*needed, push->entry + 1);
-        }
         const struct sim_commit *source = commit->recovered
                                               ? original_of(replay, commit)
                                               : sim_record_commit(record, commit->fragment, commit->version - 1);
@@ -483,9 +498,15 @@ enum dl_rc sim_replay_run(struct sim_record *record, const struct sim_replay_opt
 {
     struct replay replay = {.record = record, .options = options, .result = result};
     memset(result, 0, sizeof *result);
-    replay.host = (struct sim_actor_host){
-        .context = &replay, .version = give_version, .done_with = done_with_version, .difference = &result->difference};
+    replay.host = (struct sim_actor_host){.context = &replay,
+                                          .version = give_version,
+                                          .done_with = done_with_version,
+                                          .peer = reach_peer,
+                                          .difference = &result->difference};
     enum dl_rc rc = open_replay(&replay, err);
+    if (rc == DL_OK) {
+        rc = sim_record_plan(record, options->until, err);
+    }
     if (rc == DL_OK) {
         count_uses(&replay);
     }

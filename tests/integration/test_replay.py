@@ -183,7 +183,7 @@ def test_faulty_run_replays_to_the_bit(build):
     """J9: 500 rounds with kills, joins, cut connections and a syncer that was killed."""
     plan = ["kill"] * 6 + ["join"] * 3 + ["cut"] * 24 + ["restart"]
     with Ensemble(build, job()) as e:
-        faults = record(e, 3, plan, every_rounds=14, rounds=520, seed=11)
+        faults = record(e, 3, plan, every_rounds=12, rounds=510, seed=11)
         check(faults.kills >= 5 and faults.joins >= 3 and faults.cuts >= 20 and faults.restarts >= 1, "not all faults")
         made = rows(e, "select count(*) from commits where round > 0")[0][0]
         result = replay(e)
