@@ -28,6 +28,7 @@
  *                                 <-     RESULT (what became of the push)
  *                                 <-     UPDATE + CHUNKs, to all
  *     EVALUATION (evaluators)     ->
+ *     MARKER                      <->    MARKER (a checkpoint's cut, before anything that depends on what follows it)
  *     HEARTBEAT                   <->    HEARTBEAT
  *     GOODBYE                     ->  or <-  STOP
  * Nothing has to be sent again after a reconnect: counters of a fragment grow until an update of it is applied, so the next
@@ -80,6 +81,7 @@ enum dl_wire_type { /* Wire values: never renumber. */
                     DL_WIRE_TRACE = 15,
                     DL_WIRE_LEASE_REQUEST = 16,
                     DL_WIRE_LEASE = 17,
+                    DL_WIRE_MARKER = 18,
                     DL_WIRE_PEERS = 19,
                     DL_WIRE_HELD = 20,
                     DL_WIRE_RECOVERED = 21,
@@ -304,6 +306,13 @@ struct dl_wire_lease {
     uint8_t revoked;
 };
 
+/* A checkpoint's cut (Chandy and Lamport): whoever hears of a new one says it on all its other connections before it sends
+ * anything that depends on what it hears after it. */
+struct dl_wire_marker {
+    uint64_t id;           /* Grows with every checkpoint of the job. */
+    uint64_t step, tokens; /* Of a learner, when it first heard of it. */
+};
+
 /* Learners that hold the ensemble's current state and serve it, the best first. */
 struct dl_wire_peer {
     uint32_t learner;
@@ -360,6 +369,7 @@ struct dl_wire_message {
         struct dl_wire_trace trace;
         struct dl_wire_lease_request lease_request;
         struct dl_wire_lease lease;
+        struct dl_wire_marker marker;
         struct dl_wire_peers peers;
         struct dl_wire_held held;
         struct dl_wire_recovered recovered;

@@ -187,6 +187,12 @@ static const struct dl_wire_field lease_fields[] = {
     U8(lease, revoked, 0, 1),
 };
 
+static const struct dl_wire_field marker_fields[] = {
+    U64(marker, id, 1, UINT64_MAX),
+    COUNTER(marker, step),
+    COUNTER(marker, tokens),
+};
+
 /* A peer that is not there has empty texts. */
 /* clang-format off */
 #define PEER(i) \
@@ -231,6 +237,7 @@ static const struct dl_wire_format formats[] = {
     [DL_WIRE_TRACE] = CONTROL("trace", trace_fields),
     [DL_WIRE_LEASE_REQUEST] = CONTROL("lease_request", lease_request_fields),
     [DL_WIRE_LEASE] = CONTROL("lease", lease_fields),
+    [DL_WIRE_MARKER] = CONTROL("marker", marker_fields),
     [DL_WIRE_PEERS] = CONTROL("peers", peers_fields),
     [DL_WIRE_HELD] = CONTROL("held", held_fields),
     [DL_WIRE_RECOVERED] = CONTROL("recovered", recovered_fields),

@@ -5,6 +5,7 @@
  *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
  *     fetch.c    a joiner's fetching of a peer's state
  *     transmit.c what a syncer sends
+ *     cut.c      checkpoints: what versions depend on
  *     ledger.c   what must hold across all of them
  *     tape.c     whether the tape holds what every commit depends on
  *     data.c     the job's data: what is durable of its leases, and what must hold of it */
@@ -125,6 +126,16 @@ struct sim_learner {
 struct sim_durable {
     uint64_t version, round, content;
     uint64_t seeder; /* Whose parameters a first state is. */
+    uint64_t cut;    /* The last one taken before it was begun: durable before it. */
+};
+
+struct sim_clock { /* By fragment. */
+    uint64_t versions[SIM_FRAGMENTS_MAX];
+};
+
+struct sim_cut { /* A shard's part of a checkpoint. */
+    uint64_t id;
+    uint64_t versions[SIM_FRAGMENTS_MAX]; /* By local fragment. */
 };
 
 struct sim_syncer {
@@ -149,6 +160,8 @@ struct sim_syncer {
     uint64_t tickets, written;
     uint64_t making_ticket[SIM_FRAGMENTS_MAX];
     struct sim_ledger_job *ledger_jobs, *ledger_last;
+    struct sim_cut cut, durable_cut; /* A cut is durable with the next version at the latest. */
+    uint64_t cuts_begun;
 };
 
 struct sim_incarnation {
@@ -158,6 +171,8 @@ struct sim_incarnation {
     struct dl_trace_entry *done;
     uint64_t done_count, done_capacity;
     uint64_t traced[SIM_SHARDS_MAX], traced_durably[SIM_SHARDS_MAX];
+    struct sim_clock clock; /* What its parameters depended on at position `clock_at` of `done`. */
+    uint64_t clock_at;
     struct wk_range *taken; /* Data that it trained on, by lease. */
     uint32_t taken_count, taken_capacity;
 };
@@ -192,6 +207,8 @@ struct sim_world {
     struct sim_data data;
     uint64_t *contents[SIM_FRAGMENTS_MAX]; /* By version. */
     uint64_t content_capacity[SIM_FRAGMENTS_MAX];
+    struct sim_clock *clocks[SIM_FRAGMENTS_MAX]; /* By version. */
+    uint64_t clock_capacity[SIM_FRAGMENTS_MAX];
     struct sim_counts counts;
     uint64_t nonces;
     struct dl_wire_message scratch;
@@ -241,6 +258,7 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard);
 void sim_syncer_finish(struct sim_world *world, uint32_t shard); /* A stop request. */
 /* The process is gone, saved or not, and comes back. */
 void sim_syncer_crash(struct sim_world *world, uint32_t shard);
+void sim_syncer_checkpoint(struct sim_world *world);
 void sim_syncer_saved(struct sim_world *world, uint32_t shard);
 void sim_syncer_drain(struct sim_world *world, uint32_t shard);
 void sim_syncer_tick(struct sim_world *world, uint32_t shard, int64_t at_ns);
@@ -253,6 +271,12 @@ void sim_syncer_lost(struct sim_world *world, uint32_t conn);
 /* True when the disk has come to this ticket. */
 bool sim_syncer_writes(struct sim_world *world, uint32_t shard, uint64_t ticket);
 void sim_syncer_settle(struct sim_world *world, uint32_t shard); /* After an event of its core. */
+
+/* cut.c */
+void sim_cut_begin_version(struct sim_world *world, uint32_t fragment, uint64_t version);
+void sim_cut_merged(struct sim_world *world, uint32_t fragment, uint64_t version, uint64_t nonce,
+                    const struct dl_wire_push *push);
+void sim_cut_take(struct sim_world *world, uint32_t shard, uint64_t id);
 
 /* transmit.c */
 void sim_transmit(struct sim_world *world, uint32_t conn, const struct dl_wire_message *message);

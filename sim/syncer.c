@@ -65,8 +65,10 @@ static void start_job(struct sim_world *world, uint32_t shard, const struct sy_a
         sim_fail(world, "fragment %u: asked to make version %llu on top of %llu", action->fragment,
                  (unsigned long long)action->version, (unsigned long long)syncer->durable[local].version);
     }
-    syncer->making[local] = (struct sim_durable){
-        .version = action->version, .round = seed ? 0 : action->round, .content = dl_hash64(parts, sizeof parts, 0)};
+    syncer->making[local] = (struct sim_durable){.version = action->version,
+                                                 .round = seed ? 0 : action->round,
+                                                 .cut = syncer->cut.id,
+                                                 .content = dl_hash64(parts, sizeof parts, 0)};
     if (seed) {
         const struct sim_held *held = *find_held(syncer, local, action->round, action->member);
         if (held == NULL || !held->complete) {
@@ -202,6 +204,16 @@ static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_a
             sim_transmit(world, c, &world->scratch);
         }
         break;
+    case SY_ACT_MARKER:
+        if (conn != NULL) {
+            world->scratch.type = DL_WIRE_MARKER;
+            world->scratch.as.marker = action->as.marker;
+            sim_transmit(world, c, &world->scratch);
+        }
+        break;
+    case SY_ACT_CUT: sim_cut_take(world, shard, action->version); break;
+    case SY_ACT_CUT_LEARNER:
+    case SY_ACT_CUT_CLOSED:
     case SY_ACT_NOTE: break;
     }
 }
@@ -408,6 +420,8 @@ static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire
         on_push(world, c, &message->as.push);
     } else if (message->type == DL_WIRE_TRACE) {
         sim_tape_take(world, conn->shard, &message->as.trace);
+    } else if (message->type == DL_WIRE_MARKER) {
+        sy_core_on_marker(syncer->core, world->now_ns, member, &message->as.marker);
     } else if (message->type == DL_WIRE_PUSH_NONE) {
         sy_core_on_push_none(syncer->core, world->now_ns, member, &message->as.push_none);
     } else if (message->type == DL_WIRE_LEASE_REQUEST) {
@@ -516,6 +530,10 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
     }
     syncer->durable[local] = syncer->making[local];
     sim_tape_durable(world, shard);
+    sim_cut_begin_version(world, fragment, syncer->durable[local].version);
+    if (syncer->durable[local].cut == syncer->cut.id) {
+        syncer->durable_cut = syncer->cut;
+    }
     sim_ledger_content(world, fragment, syncer->durable[local].version, syncer->durable[local].content, true);
     check_first_state(world, shard);
     const struct sy_participant *participants = NULL;
@@ -531,6 +549,7 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         if (shard == 0) {
             sim_data_count(world, held->nonce, &held->push);
         }
+        sim_cut_merged(world, fragment, syncer->durable[local].version, held->nonce, &held->push);
         syncer->tokens_merged += held->push.tokens;
     }
     save(syncer, count > 0);
@@ -581,6 +600,8 @@ void sim_syncer_start(struct sim_world *world, uint32_t shard)
     for (uint32_t i = 0; i < syncer->incarnation_count; i++) {
         sy_core_restore_incarnation(syncer->core, &syncer->incarnations[i]);
     }
+    sy_core_restore_cut(syncer->core, syncer->durable_cut.id);
+    syncer->cut = syncer->durable_cut;
     syncer->unheard = 0;
     syncer->tokens_merged = syncer->totals.tokens_merged;
     if (syncer->incarnations == NULL) {
@@ -638,6 +659,24 @@ void sim_syncer_crash(struct sim_world *world, uint32_t shard)
     syncer->paused_until_ns = 0;
     int64_t at_ns = world->now_ns + sim_ns(sim_uniform(&world->rng, 0, world->faults.restart_seconds));
     sim_at(world, at_ns, SIM_START_SYNCER, shard, 0, 0, NULL);
+}
+
+/* A checkpoint every now and then, told to one shard or to several. */
+void sim_syncer_checkpoint(struct sim_world *world)
+{
+    struct sim_syncer *first = &world->syncers[0];
+    if (!first->alive || !sim_chance(world, 0.5)) {
+        return;
+    }
+    uint64_t id = first->epoch << 20 | ++first->cuts_begun;
+    for (uint32_t s = 0; s < world->config.spec->syncer.shards; s++) {
+        struct sim_syncer *syncer = &world->syncers[s];
+        bool reached = s == 0 || sim_chance(world, 0.3);
+        if (reached && syncer->alive && world->now_ns >= syncer->paused_until_ns) {
+            (void)sy_core_on_cut(syncer->core, world->now_ns, id);
+            after_event(world, s);
+        }
+    }
 }
 
 void sim_syncer_saved(struct sim_world *world, uint32_t shard)

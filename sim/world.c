@@ -137,6 +137,7 @@ void sim_world_free(struct sim_world *world)
     }
     for (uint32_t i = 0; i < SIM_FRAGMENTS_MAX; i++) {
         free(world->contents[i]);
+        free(world->clocks[i]);
     }
     for (uint32_t i = 0; i < world->incarnation_count; i++) {
         free(world->incarnations[i].done);
@@ -392,6 +393,7 @@ static void supervise(struct sim_world *world)
             sim_syncer_finish(world, s);
         }
     }
+    sim_syncer_checkpoint(world);
     sim_at(world, world->now_ns + SUPERVISE_NS, SIM_SUPERVISE, 0, 0, 0, NULL);
 }
 

@@ -10,7 +10,8 @@
  *   - the tape holds, durably with every version, what each of its pushes depends on, as it was in truth;
  *   - no shard counts more tokens than were trained, over any number of restarts, or fewer than it had saved;
  *   - a position of the job's data is counted at most once, only for an incarnation that trained on it, and every position
- *     below the high-water mark is counted, leased or queued.
+ *     below the high-water mark is counted, leased or queued;
+ *   - a checkpoint is a consistent cut.
  *
  * One thread. Errors: DL_ECORRUPT with the text of what does not hold and the virtual time. */
 #ifndef DL_SIM_WORLD_H
@@ -72,7 +73,7 @@ const struct sy_core *sim_world_core(const struct sim_world *world, uint32_t sha
 struct sim_counts { /* What really happened. */
     uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
-    uint64_t connects, merges, seeds, versions_applied, traced, recoveries, fragments_recovered;
+    uint64_t connects, merges, seeds, versions_applied, cuts_made, traced, recoveries, fragments_recovered;
     uint64_t sequences, unleased, leases, returns, counted;
 };
 const struct sim_counts *sim_world_counts(const struct sim_world *world);

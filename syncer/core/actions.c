@@ -4,6 +4,7 @@
  *   - for each slot and fragment a RESULT of an older push that is dropped,
  *   - for each fragment a MERGE or SEED_STORE and a BROADCAST,
  *   - for each slot a STOP, a DISCONNECT, and a LEASE for each that it may hold,
+ *   - for each slot a MARKER or two, with a CUT, its CUT_LEARNER and CUT_CLOSED,
  *   - a LEDGER, a PEERS, and
  *   - SY_CORE_NOTES_MAX notes.
  * Several commits may come before the queue is emptied; each is of another fragment, since a fragment's next round
@@ -18,7 +19,7 @@
 size_t sy_queue_capacity(const struct sy_core *core)
 {
     size_t connected = (size_t)core->learners_max + SY_CORE_EVALUATORS_MAX;
-    return core->fragments * (3 * connected + core->slots + 2) + (2 + SY_LEASES_PER_HOLDER) * (size_t)core->slots + 2 +
+    return core->fragments * (3 * connected + core->slots + 2) + (4 + SY_LEASES_PER_HOLDER) * (size_t)core->slots + 6 +
            SY_CORE_NOTES_MAX;
 }
 
@@ -122,6 +123,13 @@ bool sy_core_next_action(struct sy_core *core, struct sy_action *action)
                                                   .revoked = queued->flags};
         break;
     case SY_ACT_LEDGER:
+    case SY_ACT_MARKER:
+    case SY_ACT_CUT_LEARNER:
+        action->as.marker =
+            (struct dl_wire_marker){.id = queued->version, .step = queued->round, .tokens = queued->tokens};
+        break;
+    case SY_ACT_CUT:
+    case SY_ACT_CUT_CLOSED:
     case SY_ACT_MERGE:
     case SY_ACT_SEED_STORE:
     case SY_ACT_BROADCAST:

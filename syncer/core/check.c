@@ -6,9 +6,13 @@
 
 static const char *check_members(const struct sy_core *core)
 {
-    uint32_t learners = 0, evaluators = 0;
+    uint32_t learners = 0, evaluators = 0, markers = 0;
     for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
+        markers += member->marker_awaited ? 1 : 0;
+        if (member->marker_awaited && !sy_is_learner(member)) {
+            return "a marker is awaited from nobody";
+        }
         if (!member->connected) {
             continue;
         }
@@ -20,6 +24,9 @@ static const char *check_members(const struct sy_core *core)
                 return "two connected members have the same learner id";
             }
         }
+    }
+    if (markers != core->markers_awaited) {
+        return "the count of markers is wrong";
     }
     if (learners != core->connected || evaluators != core->evaluators) {
         return "the counts of connected members are wrong";

@@ -67,6 +67,12 @@ enum sy_action_type {
     /* Close `member`'s connection: silent too long, or superseded. `text` says why. The member has left already; its slot is
      * given to nobody else before the next event. */
     SY_ACT_DISCONNECT,
+    SY_ACT_MARKER, /* Send `marker` to `member`, before any version that it has not been promised yet. */
+    /* The shard's part of checkpoint `version` (an id): sy_core_cut_version of every fragment. It is to be durable before a
+     * later version is. */
+    SY_ACT_CUT,
+    SY_ACT_CUT_LEARNER, /* The part of `member` in it: `marker`. */
+    SY_ACT_CUT_CLOSED,  /* Every channel is: nothing that was on its way when the cut was made is still to come. */
     /* Something of the ledger of the data has to become durable: sy_core_ledger_changes, and once it is,
      * sy_core_on_ledger_durable. Durable in the order of these actions and of MERGEs; a MERGE's transaction counts what its
      * participants have seen: all of an incarnation's leases below `lease`, and `cursor` of it. */
@@ -87,6 +93,7 @@ struct sy_action {
         struct dl_wire_stop stop;
         struct dl_wire_lease lease;
         struct dl_wire_peers peers;
+        struct dl_wire_marker marker;
     } as;
     bool warn;
     char text[DL_WIRE_TEXT_MAX];
@@ -131,6 +138,7 @@ bool sy_core_incarnation(const struct sy_core *core, uint32_t member, struct sy_
 void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round);
 void sy_core_restore_totals(struct sy_core *core, const struct sy_core_totals *totals);
 void sy_core_restore_incarnation(struct sy_core *core, const struct sy_core_incarnation *from);
+void sy_core_restore_cut(struct sy_core *core, uint64_t id);
 
 /* Shard 0 only, after the incarnations: the ledger of the data as it is durable (ledger.h). DL_ECORRUPT, DL_ENOMEM. */
 DL_MUST_CHECK enum dl_rc sy_core_restore_ledger(struct sy_core *core, const struct sy_ledger_state *state,
@@ -184,6 +192,13 @@ void sy_core_on_recovered(struct sy_core *core, int64_t now_ns, uint32_t member,
                           const struct dl_wire_recovered *recovered);
 /* Ask everyone to stop: SUCCEEDED and REQUESTED merge once more first (bounded by sync.finishSeconds), FAILED at once. */
 void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_result result, const char *text);
+/* A checkpoint is wanted (or another shard has begun one): false when there was this cut, or a later one, already. */
+bool sy_core_on_cut(struct sy_core *core, int64_t now_ns, uint64_t id);
+void sy_core_on_marker(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_marker *marker);
+uint64_t sy_core_cut(const struct sy_core *core); /* The last one's id; 0: none. */
+uint64_t sy_core_cut_version(const struct sy_core *core, uint32_t fragment);
+/* Whether what comes from `member` now was on its way when the cut was made. */
+bool sy_core_is_channel_open(const struct sy_core *core, uint32_t member);
 /* This process is to end while the job goes on: no round is opened any more, one with its quorum is closed at once, others
  * are given up. Done when sy_core_is_drained: what was merging is durable. Not undone. */
 void sy_core_on_drain(struct sy_core *core, int64_t now_ns);

@@ -52,6 +52,7 @@ void sy_member_leave(struct sy_core *core, uint32_t m, enum sy_leave why)
         core->connected--;
         drop_parts(core, m, why == SY_LEAVE_SUPERSEDED);
         sy_lease_leave(core, m, why);
+        sy_cut_left(core, m);
         sy_pace_left(core);
         sy_seed_left(core, m);
     } else {
@@ -384,6 +385,7 @@ static void admit(struct sy_core *core, uint32_t m, const struct dl_wire_hello *
     if (member->role == DL_ROLE_LEARNER) {
         core->connected++;
         sy_lease_admit(core, m);
+        sy_cut_joined(core, m);
         sy_count_tokens(core, member, hello->tokens);
         if (hello->step > member->step) {
             sy_pace_advance(member, hello->step - member->step);

@@ -8,7 +8,7 @@
  *     pushes.c   verdicts; rules.c the pure rules behind them
  *     leases.c   whose data counts; ledger.c the record of it
  *     seed.c     the first state        finish.c  the end        drain.c  this process ends, the job does not
- *     totals.c   counters, saved and restored
+ *     totals.c   counters, saved and restored        cut.c  checkpoints
  *     peers.c    whom a joiner may take its state from
  *     actions.c  the queue              view.c    what is shown      check.c  invariants
  *
@@ -83,9 +83,10 @@ struct sy_member {
     int64_t rate_ns;
     uint64_t step_tokens; /* Of its last step or steps, for weighing its loss. */
     uint64_t pushes_merged;
-    bool missed_warmup; /* Neither reported nor pushed between the last two openings of warm-up rounds. */
-    int64_t credit;     /* Inner steps advanced beyond what opened rounds have used up; see pacing.c. */
-    uint32_t holder;    /* Of leases; SY_NO_HOLDER: none. */
+    bool missed_warmup;  /* Neither reported nor pushed between the last two openings of warm-up rounds. */
+    bool marker_awaited; /* Of the cut; see cut.c. */
+    int64_t credit;      /* Inner steps advanced beyond what opened rounds have used up; see pacing.c. */
+    uint32_t holder;     /* Of leases; SY_NO_HOLDER: none. */
     struct sy_part *parts;
 };
 
@@ -103,6 +104,7 @@ enum sy_round_state {
 struct sy_round { /* A fragment and its round. */
     enum sy_round_state state;
     uint64_t version, made_round;
+    uint64_t cut_version;     /* In the last checkpoint's cut. */
     uint64_t floor;           /* Bases below it may have been merged before a restart. */
     uint64_t seed_generation; /* Of the seeding that made the version or is storing it; 0: none since the start. */
     uint64_t number;          /* Of the round under way, or the last. */
@@ -126,6 +128,7 @@ struct sy_queued {   /* An action without its texts. */
     uint32_t member, fragment;
     uint32_t pull_within_steps, update_within_steps, wait_ms; /* PULL */
     uint64_t round, version; /* LEASE: lease and first; pull_within_steps is its count, flags whether it is revoked. */
+    uint64_t tokens;         /* CUT_LEARNER */
 };
 
 struct sy_note {
@@ -159,6 +162,9 @@ struct sy_core {
     uint64_t pace_index; /* Rounds opened by pace, modulo fragments. */
     bool warm_done;
     int64_t warm_opened_ns, warm_released_ns; /* When the last warm-up rounds were opened, committed. */
+
+    uint64_t cut; /* The last checkpoint's; 0: none. */
+    uint32_t markers_awaited;
 
     uint32_t seeder;
     uint64_t seed_generation;
@@ -314,6 +320,10 @@ void sy_lease_count(struct sy_core *core, const struct sy_participant *who);
 bool sy_peers_offer(struct sy_core *core, uint32_t member, const struct dl_wire_hello *hello);
 void sy_peers_list(const struct sy_core *core, uint32_t asker, struct dl_wire_peers *out);
 void sy_peers_broadcast(struct sy_core *core, uint32_t local);
+
+/* cut.c */
+void sy_cut_joined(struct sy_core *core, uint32_t member);
+void sy_cut_left(struct sy_core *core, uint32_t member);
 
 /* seed.c, finish.c */
 void sy_seed_run(struct sy_core *core);

@@ -11,6 +11,7 @@
 #define CONNECT_PATH "/v1/connect"
 #define PATH_MAX_BYTES 64
 #define AUTHORIZATION_MAX 512
+#define ARGUMENT_MAX 128
 
 bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi)
 {
@@ -120,46 +121,105 @@ static int get(struct sy_server *server, struct lws *wsi, struct sy_http_session
         const char *text = cached(server, &server->status_text, &server->status_ns, sy_status_json);
         return answer(wsi, session, HTTP_STATUS_OK, "application/json", text == NULL ? NULL : strdup(text));
     }
+    if (strcmp(path, "/checkpoints") == 0) {
+        return answer(wsi, session, HTTP_STATUS_OK, "application/json", sy_checkpoints_json(server));
+    }
     if (strcmp(path, CONNECT_PATH) == 0) {
         return answer_text(wsi, session, 426,
                            "this is a WebSocket: connect with subprotocol " DL_WIRE_SUBPROTOCOL "\n");
     }
-    return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND,
-                       "nothing here; try /healthz /readyz /status /metrics, or POST /stop /finish /drain\n");
+    return answer_text(
+        wsi, session, HTTP_STATUS_NOT_FOUND,
+        "nothing here; try /healthz /readyz /status /metrics /checkpoints, or POST /stop /finish /drain /checkpoint\n");
 }
 
 /* --- commands: POST with the token ---------------------------------------------------------------------------------- */
 
-static const char *stop(struct sy_server *server)
+struct reply {
+    unsigned status;
+    char *body; /* malloc'ed */
+};
+
+static struct reply accepted(const char *text)
 {
+    return (struct reply){202, strdup(text)};
+}
+
+static struct reply refused(enum dl_rc rc, const struct dl_err *err)
+{
+    char *text = NULL;
+    unsigned status = rc == DL_ENOTFOUND ? HTTP_STATUS_NOT_FOUND : HTTP_STATUS_CONFLICT;
+    return (struct reply){status, asprintf(&text, "%s\n", err->text) < 0 ? NULL : text};
+}
+
+static struct reply stop(struct sy_server *server, const struct sy_http_session *session)
+{
+    (void)session;
     sy_core_on_stop_request(server->core, server->now_ns, DL_STOP_REQUESTED, "a stop was requested");
     sy_server_actions(server);
-    return "stopping: fragments are merged once more\n";
+    return accepted("stopping: fragments are merged once more\n");
 }
 
-static const char *finish(struct sy_server *server)
+static struct reply finish(struct sy_server *server, const struct sy_http_session *session)
 {
+    (void)session;
     sy_core_on_stop_request(server->core, server->now_ns, DL_STOP_SUCCEEDED, "another shard has finished");
     sy_server_actions(server);
-    return "finishing: fragments are merged once more\n";
+    return accepted("finishing: fragments are merged once more\n");
 }
 
-static const char *drain(struct sy_server *server)
+static struct reply drain(struct sy_server *server, const struct sy_http_session *session)
 {
+    (void)session;
     sy_server_leave(server);
-    return "saving: this process ends, the job does not\n";
+    return accepted("saving: this process ends, the job does not\n");
+}
+
+static struct reply checkpoint(struct sy_server *server, const struct sy_http_session *session)
+{
+    struct dl_err err;
+    uint64_t id = 0;
+    if (session->id[0] != 0 && !sy_checkpoint_id_parse(session->id, &id)) {
+        return refused(dl_err_set(&err, DL_EINVAL, "'%s' is no checkpoint's id: those look like 3.1", session->id),
+                       &err);
+    }
+    enum dl_rc rc = sy_checkpoint_begin(server, session->name, &id, &err);
+    char text[SY_CHECKPOINT_ID_MAX];
+    sy_checkpoint_id_text(id, text);
+    return rc == DL_OK ? accepted(text) : refused(rc, &err);
+}
+
+static struct reply unpin(struct sy_server *server, const struct sy_http_session *session)
+{
+    struct dl_err err;
+    uint64_t id = 0;
+    enum dl_rc rc = sy_checkpoint_id_parse(session->id, &id)
+                        ? sy_checkpoint_remove(server, id, &err)
+                        : dl_err_set(&err, DL_EINVAL, "say which checkpoint: POST /unpin?id=3.1");
+    return rc == DL_OK ? accepted("removing it\n") : refused(rc, &err);
 }
 
 static const struct sy_http_command {
     const char *path;
-    const char *(*run)(struct sy_server *server); /* Returns what is answered. */
-} commands[] = {{"/stop", stop}, {"/finish", finish}, {"/drain", drain}};
+    struct reply (*run)(struct sy_server *server, const struct sy_http_session *session);
+} commands[] = {
+    {"/stop", stop}, {"/finish", finish}, {"/drain", drain}, {"/checkpoint", checkpoint}, {"/unpin", unpin},
+};
 
 static int run_command(struct sy_server *server, struct lws *wsi, struct sy_http_session *session)
 {
     const struct sy_http_command *command = dl_take(session->command);
-    dl_info("command over http path=%s", command->path);
-    return answer_text(wsi, session, 202, command->run(server));
+    dl_info("command over http path=%s id=%s name=%s", command->path, session->id, session->name);
+    struct reply reply = command->run(server, session);
+    return answer(wsi, session, reply.status, "text/plain; charset=utf-8", reply.body);
+}
+
+/* Of the query; too long, it is cut and then refused. */
+static void take_argument(struct lws *wsi, const char *name, char *out, int size)
+{
+    char value[ARGUMENT_MAX + 16] = "";
+    const char *text = lws_get_urlarg_by_name(wsi, name, value, (int)sizeof value);
+    snprintf(out, (size_t)size, "%s", text == NULL ? "" : text);
 }
 
 static int on_post(struct sy_server *server, struct lws *wsi, struct sy_http_session *session, const char *path)
@@ -169,13 +229,16 @@ static int on_post(struct sy_server *server, struct lws *wsi, struct sy_http_ses
         session->command = strcmp(path, commands[i].path) == 0 ? &commands[i] : session->command;
     }
     if (session->command == NULL) {
-        return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND, "POST is for /stop, /finish and /drain\n");
+        return answer_text(wsi, session, HTTP_STATUS_NOT_FOUND,
+                           "POST is for /stop /finish /drain /checkpoint /unpin\n");
     }
     if (!sy_http_token_matches(server, wsi)) {
         session->command = NULL;
         server->counters.upgrades_denied++;
         return answer_text(wsi, session, HTTP_STATUS_UNAUTHORIZED, "the bearer token is missing or wrong\n");
     }
+    take_argument(wsi, "id=", session->id, sizeof session->id);
+    take_argument(wsi, "name=", session->name, sizeof session->name);
     lws_hdr_copy(wsi, length, sizeof length, WSI_TOKEN_HTTP_CONTENT_LENGTH);
     return strtoull(length, NULL, 10) > 0 ? 0 : run_command(server, wsi, session); /* A body is read, not used. */
 }

@@ -225,6 +225,9 @@ static void push_is_complete(struct sy_conn *conn, struct sy_incoming *push)
     push->complete = true;
     dl_histogram_add(&server->seconds.push, (double)(server->now_ns - push->begun_ns) / 1e9);
     double norm = sy_incoming_norm(server, push);
+    if (push->intact) {
+        sy_checkpoint_in_flight(server, push, push->tokens);
+    }
     sy_core_on_push_received(server->core, server->now_ns, conn->member, push->round, push->fragment, push->intact,
                              norm);
 }
@@ -274,6 +277,7 @@ static enum dl_rc admit(void *context, enum dl_wire_type type, struct dl_err *er
     case DL_WIRE_GOODBYE:
     case DL_WIRE_TRACE:
     case DL_WIRE_LEASE_REQUEST:
+    case DL_WIRE_MARKER:
     case DL_WIRE_HELD:
     case DL_WIRE_RECOVERED:
         return conn->state == SY_CONN_JOINED ? DL_OK
@@ -337,6 +341,8 @@ static enum dl_rc on_learner_message(struct sy_conn *conn, const struct dl_wire_
         return sy_tape_take(conn, &message->as.trace, err);
     } else if (message->type == DL_WIRE_LEASE_REQUEST) {
         sy_core_on_lease_request(server->core, server->now_ns, conn->member, &message->as.lease_request);
+    } else if (message->type == DL_WIRE_MARKER) {
+        sy_core_on_marker(server->core, server->now_ns, conn->member, &message->as.marker);
     } else {
         sy_core_on_push_none(server->core, server->now_ns, conn->member, &message->as.push_none);
     }
@@ -353,6 +359,7 @@ static enum dl_rc control(void *context, const struct dl_wire_message *message, 
     case DL_WIRE_PUSH:
     case DL_WIRE_PUSH_NONE:
     case DL_WIRE_LEASE_REQUEST:
+    case DL_WIRE_MARKER:
     case DL_WIRE_TRACE:
     case DL_WIRE_HELD:
     case DL_WIRE_RECOVERED: return on_learner_message(conn, message, err);

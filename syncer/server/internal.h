@@ -7,6 +7,7 @@
  * rounds.c   carries out the core's actions; pushes and their memory
  * jobs.c     merge thread
  * blob.c     an encoded version, shared by all connections that send it
+ * checkpoint.c   cuts, pinned; what is asked about them
  * totals.c   counters: committed with rounds, restored, saved at the end
  * status.c   /status; metrics.c /metrics */
 #ifndef SY_SERVER_INTERNAL_H
@@ -60,7 +61,7 @@ struct sy_incoming {
     bool complete, intact;
     bool in_job; /* The merge thread reads it: it stays until the job is done. */
     int64_t begun_ns;
-    uint64_t bytes;
+    uint64_t bytes, tokens;
     uint8_t *encoded;
     double *slice_squares; /* One a slice of the fragment, of what has been received. */
 };
@@ -192,6 +193,8 @@ struct sy_server {
         uint64_t pending; /* Of its pushes, in rounds submitted to the merge thread. */
         bool has_left;
     } * saved;
+    struct sy_checkpoints *checkpoints;
+    uint32_t tasks_pending;  /* Of the merge thread, beside rounds. */
     uint64_t pending_rounds; /* Submitted to the merge thread, not committed. */
     uint64_t token_sum;      /* Of all pushes ever submitted to it: tokensMerged times the shard's fragments. */
     /* Memory of pushes. */
@@ -266,6 +269,27 @@ DL_MUST_CHECK enum dl_rc sy_server_open_state(struct sy_server *server, struct d
 
 void sy_server_close_state(struct sy_server *server);
 
+/* --- checkpoint.c */
+#define SY_CHECKPOINTS_MAX 128  /* Kept at once; then one has to be removed. */
+#define SY_CUT_PUSHES_MAX 65536 /* Pushes in channels that a checkpoint remembers. */
+#define SY_CHECKPOINT_ID_MAX 48
+DL_MUST_CHECK enum dl_rc sy_checkpoints_open(struct sy_server *server, struct dl_err *err);
+void sy_checkpoints_close(struct sy_server *server);
+void sy_checkpoint_id_text(uint64_t id, char out[SY_CHECKPOINT_ID_MAX]);
+bool sy_checkpoint_id_parse(const char *text, uint64_t *out);
+/* Actions of the core. */
+void sy_checkpoint_cut(struct sy_server *server, uint64_t id);
+void sy_checkpoint_learner(struct sy_server *server, uint32_t member, const struct dl_wire_marker *marker);
+void sy_checkpoint_closed(struct sy_server *server, uint64_t id);
+/* A push has arrived whole: it is noted when it was on its way at the cut. */
+void sy_checkpoint_in_flight(struct sy_server *server, const struct sy_incoming *push, uint64_t tokens);
+void sy_checkpoint_task_done(struct sy_server *server, struct sy_job *job);
+/* `*id` 0: a new one, which it then holds. DL_EINVAL: not now, or not so. */
+DL_MUST_CHECK enum dl_rc sy_checkpoint_begin(struct sy_server *server, const char *name, uint64_t *id,
+                                             struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_checkpoint_remove(struct sy_server *server, uint64_t id, struct dl_err *err);
+char *sy_checkpoints_json(struct sy_server *server); /* Caller frees; NULL: no memory. */
+
 /* --- totals.c */
 /* As they will be once all that was submitted is committed. */
 void sy_server_totals(const struct sy_server *server, struct sy_store_totals *out);
@@ -286,6 +310,7 @@ struct sy_http_session { /* libwebsockets keeps one a connection, zeroed. */
     char *body;
     size_t size, sent;
     const struct sy_http_command *command; /* A POST whose body is still coming. */
+    char id[64], name[72];                 /* Its arguments. */
 };
 int sy_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size);
 bool sy_http_token_matches(const struct sy_server *server, struct lws *wsi);

@@ -105,6 +105,7 @@ void sy_job_free(struct sy_job *job)
         free((void *)(uintptr_t)job->ledger.ranges);
         free(job->participants);
         free(job->members);
+        free(job->task.data);
         free(job);
     }
 }
@@ -349,10 +350,27 @@ static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, stru
     post(jobs, job);
 }
 
-/* A change of the ledger; or jobs of different fragments, since a fragment has one round under way at most. */
+/* Until it is durable, or cannot become so. */
+static void do_task(struct sy_jobs *jobs, struct sy_job *job)
+{
+    struct dl_err *err = &job->error;
+    enum dl_rc rc = job->task.run(jobs->options.store, job->task.data, err);
+    for (int64_t wait = RETRY_NS_MIN; (rc == DL_EFULL || rc == DL_EIO) && !wait_for_retry(jobs, wait);
+         wait = DL_MIN(2 * wait, RETRY_NS_MAX)) {
+        rc = job->task.run(jobs->options.store, job->task.data, err);
+    }
+    err->rc = rc;
+    post(jobs, job);
+}
+
+/* Jobs of different fragments, since a fragment has one round under way at most. */
 static void do_batch(struct sy_jobs *jobs, struct sy_job *batch)
 {
     struct dl_err err = {.rc = DL_OK};
+    if (batch->task.run != NULL) {
+        do_task(jobs, batch);
+        return;
+    }
     for (struct sy_job *job = batch; job != NULL; job = job->next) {
         make_version(jobs, job);
     }
@@ -373,8 +391,8 @@ static struct sy_job *take_batch(struct sy_jobs *jobs)
     struct sy_job *first = NULL, *last = NULL;
     uint64_t bytes = 0;
     for (uint32_t count = 0; jobs->queue != NULL && count < SY_STORE_COMMITS_MAX; count++) {
-        if (jobs->queue->is_ledger) { /* In its place among the others, in a transaction of its own. */
-            return count > 0 ? first : take_first(&jobs->queue);
+        if (jobs->queue->is_ledger || jobs->queue->task.run != NULL) {
+            return count > 0 ? first : take_first(&jobs->queue); /* In its place, in a transaction of its own. */
         }
         uint64_t more = jobs->parts[jobs->queue->local].padded * sizeof(float);
         if (count > 0 && (bytes + more > BATCH_BYTES_MAX || jobs->options.store == NULL)) {

@@ -36,8 +36,16 @@ enum sy_job_report {
     SY_JOB_FAILED,  /* It never will: end the process. */
 };
 
+struct sy_server;
+struct sy_job_task { /* Something small to write to the store, in the order of the jobs. */
+    enum dl_rc (*run)(struct sy_store *store, const void *data, struct dl_err *err); /* NULL: the job is a round. */
+    void (*done)(struct sy_server *server, const void *data, const struct dl_err *error); /* Network thread. */
+    void *data;                                                                           /* malloc'ed; the job's. */
+};
+
 struct sy_job {
     struct sy_job *next;
+    struct sy_job_task task;
     uint32_t local; /* Index among the shard's fragments. */
     uint32_t fragment;
     uint64_t version, round;
@@ -55,7 +63,8 @@ struct sy_job {
     struct sy_blob *blob;
     struct sy_merge_stats stats;
     int64_t merge_ns, commit_ns, encode_ns;
-    struct dl_err error; /* With SY_JOB_DONE, a text says that the round changed nothing, and why. */
+    struct dl_err
+        error; /* Of a task: its result. Of a round, with SY_JOB_DONE: a text says that the round changed nothing, and why. */
 };
 
 struct sy_jobs_options {

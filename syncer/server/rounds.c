@@ -42,6 +42,7 @@ struct sy_incoming *sy_incoming_new(struct sy_server *server, struct sy_conn *co
                                  .intact = true,
                                  .begun_ns = server->now_ns,
                                  .bytes = announced->bytes,
+                                 .tokens = announced->tokens,
                                  .encoded = encoded,
                                  .slice_squares = squares};
     snprintf(push->uid, sizeof push->uid, "%s", conn->uid);
@@ -268,6 +269,11 @@ void sy_server_take_results(struct sy_server *server)
             take_ledger(server, job);
             continue;
         }
+        if (job->task.run != NULL) {
+            sy_checkpoint_task_done(server, job);
+            sy_job_free(job);
+            continue;
+        }
         switch (job->report) {
         case SY_JOB_DONE: take_done(server, job); break;
         case SY_JOB_DELAYED:
@@ -351,6 +357,15 @@ static void send_lease(const struct sy_action *action, struct sy_conn *conn)
     }
 }
 
+static void send_marker(const struct sy_action *action, struct sy_conn *conn)
+{
+    if (conn != NULL) {
+        struct dl_wire_message message = {.type = DL_WIRE_MARKER};
+        message.as.marker = (struct dl_wire_marker){.id = action->as.marker.id};
+        sy_conn_send(conn, &message);
+    }
+}
+
 static void send_stop(const struct sy_action *action, struct sy_conn *conn)
 {
     if (conn != NULL) {
@@ -392,6 +407,10 @@ static void carry_out(struct sy_server *server, const struct sy_action *action)
         break;
     case SY_ACT_LEDGER: write_ledger(server); break;
     case SY_ACT_LEASE: send_lease(action, conn); break;
+    case SY_ACT_MARKER: send_marker(action, conn); break;
+    case SY_ACT_CUT: sy_checkpoint_cut(server, action->version); break;
+    case SY_ACT_CUT_LEARNER: sy_checkpoint_learner(server, action->member, &action->as.marker); break;
+    case SY_ACT_CUT_CLOSED: sy_checkpoint_closed(server, action->version); break;
     case SY_ACT_NOTE: dl_log(action->warn ? DL_LOG_WARN : DL_LOG_INFO, "%s", action->text); break;
     }
 }

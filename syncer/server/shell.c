@@ -372,7 +372,7 @@ static bool is_over(struct sy_server *server)
     if (server->ended) {
         return server->conn_count == 0 || now_ns >= server->end_deadline_ns;
     }
-    if (server->leaving && server->saved_ns == 0 && sy_core_is_drained(server->core)) {
+    if (server->leaving && server->saved_ns == 0 && server->tasks_pending == 0 && sy_core_is_drained(server->core)) {
         server->saved_ns = now_ns;
     }
     bool is_answered = server->answers_pending == 0 || now_ns - server->saved_ns >= ANSWER_NS;

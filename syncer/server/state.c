@@ -253,6 +253,9 @@ enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
                                              .buffers = server->buffers};
         rc = sy_jobs_new(&jobs, &server->jobs, err);
     }
+    if (rc == DL_OK) {
+        rc = sy_checkpoints_open(server, err);
+    }
     if (rc == DL_OK && server->store != NULL) {
         rc = restore_layout(server, err);
         rc = rc == DL_OK ? restore_fragments(server, err) : rc;
@@ -269,6 +272,7 @@ void sy_server_close_state(struct sy_server *server)
         }
         sy_blob_drop(server->fragments[i].blob);
     }
+    sy_checkpoints_close(server);
     sy_buffers_free(server->buffers);
     sy_store_close(server->store);
     sy_core_free(server->core);

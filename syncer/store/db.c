@@ -20,6 +20,7 @@ static const char schema[] =
     " epoch INTEGER NOT NULL, wall_ns INTEGER NOT NULL, hash TEXT NOT NULL, file TEXT NOT NULL, kept INTEGER NOT NULL,"
     " recovered INTEGER NOT NULL, PRIMARY KEY(fragment, version)) WITHOUT ROWID;"
     "CREATE INDEX IF NOT EXISTS commits_kept ON commits(file) WHERE kept = 1;"
+    "CREATE INDEX IF NOT EXISTS commits_kept_versions ON commits(fragment, version) WHERE kept = 1;"
     "CREATE TABLE IF NOT EXISTS participants(fragment INTEGER NOT NULL, version INTEGER NOT NULL,"
     " learner INTEGER NOT NULL, admission INTEGER NOT NULL, uid TEXT NOT NULL, nonce TEXT NOT NULL,"
     " step INTEGER NOT NULL, base_version INTEGER NOT NULL, steps INTEGER NOT NULL, tokens INTEGER NOT NULL,"
@@ -153,6 +154,9 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     }
     if (rc == DL_OK) {
         rc = sy_store_ledger_tables(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = sy_store_checkpoint_tables(store, err);
     }
     if (rc == DL_OK) {
         rc = read_meta(store, "schema", text, sizeof text, err);
@@ -316,17 +320,23 @@ static enum dl_rc drop_files(struct sy_store *store, sqlite3_stmt *statement, st
     return code == SQLITE_DONE ? DL_OK : db_fail(store, "dropping old versions", err);
 }
 
-/* What the new version makes superfluous. */
-static enum dl_rc drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
+/* The newest of each fragment stay, and those of checkpoints. */
+enum dl_rc sy_store_db_drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
-    enum dl_rc rc = prepare(store,
-                            "UPDATE commits SET kept = 0 WHERE fragment = ?1 AND kept = 1 AND version NOT IN"
-                            " (SELECT version FROM commits WHERE fragment = ?1 ORDER BY version DESC LIMIT ?2)"
-                            " RETURNING file",
-                            &statement, err);
+#define DROP_FROM "UPDATE commits SET kept = 0 WHERE "
+#define DROP_WHAT                                                                                                      \
+    " kept = 1 AND version NOT IN (SELECT version FROM commits newer WHERE newer.fragment = commits.fragment"          \
+    "  ORDER BY version DESC LIMIT ?2)"                                                                                \
+    " AND NOT EXISTS (SELECT 1 FROM checkpoint_fragments pinned WHERE pinned.fragment = commits.fragment"              \
+    "  AND pinned.version = commits.version) RETURNING file"
+    bool every = fragment == SY_STORE_EVERY_FRAGMENT;
+    enum dl_rc rc =
+        prepare(store, every ? DROP_FROM DROP_WHAT : DROP_FROM "fragment = ?1 AND" DROP_WHAT, &statement, err);
     if (rc == DL_OK) {
-        bind_u64(statement, 1, fragment);
+        if (!every) {
+            bind_u64(statement, 1, fragment);
+        }
         bind_u64(statement, 2, SY_STORE_KEEP);
         rc = drop_files(store, statement, err);
     }
@@ -383,7 +393,7 @@ static enum dl_rc commit_one(struct sy_store *store, const struct sy_store_commi
         rc = write_commit(store, commit, written, err);
     }
     if (rc == DL_OK) {
-        rc = drop_old(store, commit->fragment, err);
+        rc = sy_store_db_drop_old(store, commit->fragment, err);
     }
     if (rc == DL_OK) {
         rc = write_participants(store, commit, err);

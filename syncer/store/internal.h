@@ -114,6 +114,10 @@ DL_MUST_CHECK enum dl_rc sy_store_trace_write(struct sy_store *store, struct dl_
 void sy_store_trace_end(struct sy_store *store, bool durable);
 void sy_store_trace_close(struct sy_store *store);
 
+/* --- checkpoint.c */
+
+DL_MUST_CHECK enum dl_rc sy_store_checkpoint_tables(struct sy_store *store, struct dl_err *err);
+
 /* --- totals.c: parts of a transaction --------------------------------------------------------------------------------
  */
 
@@ -148,14 +152,18 @@ DL_MUST_CHECK enum dl_rc sy_store_db_check_epoch(struct sy_store *store, struct 
 DL_MUST_CHECK enum dl_rc sy_store_db_version(struct sy_store *store, uint32_t fragment, uint32_t skip,
                                              struct sy_store_version *out, char file[SY_STORE_FILE_MAX],
                                              struct dl_err *err);
+/* In a transaction: what retention does not keep is no longer named, and its files are in store->dropped. */
+#define SY_STORE_EVERY_FRAGMENT UINT32_MAX
+DL_MUST_CHECK enum dl_rc sy_store_db_drop_old(struct sy_store *store, uint32_t fragment, struct dl_err *err);
+void sy_store_remove_dropped(struct sy_store *store); /* After it. store.c */
+/* Whether the database names `file` as kept. */
+bool sy_store_db_names(struct sy_store *store, const char *file);
+
 /* --- ledger.c: within a transaction ---------------------------------------------------------------------------------- */
 
 DL_MUST_CHECK enum dl_rc sy_store_ledger_tables(struct sy_store *store, struct dl_err *err);
 /* Counts what a commit's participants have seen of their leases. */
 DL_MUST_CHECK enum dl_rc sy_store_ledger_count(struct sy_store *store, const struct sy_store_commit *commit,
                                                struct dl_err *err);
-
-/* Whether the database names `file` as kept. */
-bool sy_store_db_names(struct sy_store *store, const char *file);
 
 #endif

@@ -210,15 +210,21 @@ static void keep_doubtful(struct sy_store *store, const struct sy_store_written 
     store->doubtful_count = count;
 }
 
+void sy_store_remove_dropped(struct sy_store *store)
+{
+    for (uint32_t i = 0; i < store->dropped_count; i++) {
+        store->bytes -= DL_MIN(store->bytes, sy_store_file_bytes(store, store->dropped[i]));
+        sy_store_file_remove(store, store->dropped[i]);
+    }
+    store->dropped_count = 0;
+}
+
 static void settle_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         store->bytes += SY_STORE_HEADER_BYTES + commits[i].parameters_bytes + commits[i].state_bytes;
     }
-    for (uint32_t i = 0; i < store->dropped_count; i++) {
-        store->bytes -= DL_MIN(store->bytes, sy_store_file_bytes(store, store->dropped[i]));
-        sy_store_file_remove(store, store->dropped[i]);
-    }
+    sy_store_remove_dropped(store);
     forget_doubtful(store);
 }
 

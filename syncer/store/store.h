@@ -4,7 +4,7 @@
  * database (WAL, synchronous=FULL). A commit writes new files, syncs them and the folder, and then commits one transaction
  * that names them: what the database names is complete, what it does not name never happened, and goes at the next opening.
  * No file is ever written twice. Several fragments may be committed at once, all or none: syncing is most of the cost. The
- * last SY_STORE_KEEP files of a fragment are kept.
+ * last SY_STORE_KEEP files of a fragment are kept, and those that a checkpoint pins.
  *
  * Opening raises the epoch, durably. Every commit checks it, so that a process that was paused cannot commit over its
  * successor (DL_ECONFLICT: end the process).
@@ -24,11 +24,18 @@
  *     counters(name, value)   the other totals: step, joins, refusals, leaves.WHY, verdicts.VERDICT, tokens_merged_sum
  *     evaluations(which, loss, tokens, round, hash)   `first` and `last`
  *     members(uid, nonce, learner, born, admission, step, tokens, merged, has_left)   the learner processes in the totals
+ *     checkpoints(id, name, wall_ns, epoch, rounds_merged, tokens, complete)   and of each, by id:
+ *     checkpoint_fragments(id, fragment, version)                       its cut: the versions that are pinned
+ *     checkpoint_learners(id, uid, nonce, learner, step, tokens)        where the learners were
+ *     checkpoint_channels(id, uid, nonce, fragment, round, base_version, tokens)   pushes that were on their way
  *     events(seq, epoch, wall_ns, kind, learner, admission, uid, step, text)   joins, leaves, ...; written with the
  *                                                                              next commit
  *     specs(epoch, spec)                    the job, as JSON, from this opening on; a row where it changed
  *     incarnations(id, uid, nonce, learner, trainer, traced)       learner processes; traced: position durable
  *     trace(incarnation, seq, step, kind, fragment, a, b, c, text) what their parameters depend on (docs/tape.md)
+ *
+ * Rows of commits, participants, events and trace grow with the job (some hundred bytes a round and learner); those of
+ * members are pruned, those of checkpoints go when they are unpinned.
  *
  * File: a header of SY_STORE_HEADER_BYTES (little-endian: magic "DLCSTATE", format u32, fragment u32, version u64,
  * round u64, epoch u64, parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far
@@ -53,6 +60,7 @@
 #define SY_STORE_COMMITS_MAX 64 /* Fragments in one commit. */
 #define SY_STORE_KEEP 2         /* Versions of a fragment whose files stay. */
 #define SY_STORE_LEAVES 5
+#define SY_STORE_NAME_MAX 64
 #define SY_STORE_MEMBERS_MAX 4096       /* Rows of members that are kept, the newest. */
 #define SY_STORE_EVENTS_MAX 1024        /* Noted between two commits; more are counted, not kept. */
 #define SY_STORE_INCARNATIONS_MAX 16384 /* Known at once; of those that are neither connected nor new, one gives way. */
@@ -131,6 +139,42 @@ struct sy_store_commit {
     const struct sy_store_member *members; /* Those that have changed since the commit before. */
     uint32_t member_count;
     bool recovered; /* Content of an older version under a new number, because the newer file was damaged. */
+};
+
+struct sy_store_pinned {
+    uint32_t fragment;
+    uint64_t version;
+};
+
+struct sy_store_checkpoint { /* This shard's part. */
+    uint64_t id;
+    char name[SY_STORE_NAME_MAX];
+    int64_t wall_ns;
+    uint64_t rounds_merged, tokens;
+    bool is_complete;
+    uint32_t fragment_count;
+    struct sy_store_pinned fragments[DL_SPEC_FRAGMENTS_MAX];
+};
+
+struct sy_store_cut_learner { /* Where a learner was when it heard of the cut. */
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint32_t learner;
+    uint64_t step, tokens;
+};
+
+struct sy_store_cut_push { /* A push that was on its way then. */
+    char uid[DL_WIRE_UID_MAX];
+    uint64_t nonce;
+    uint32_t fragment;
+    uint64_t round, base_version, tokens;
+};
+
+struct sy_store_cut { /* Arrays are borrowed. */
+    uint64_t id;
+    uint32_t learner_count, push_count;
+    const struct sy_store_cut_learner *learners;
+    const struct sy_store_cut_push *pushes;
 };
 
 struct sy_store_version { /* What the database says of a fragment's newest commit. */
@@ -215,6 +259,17 @@ bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct d
 DL_MUST_CHECK enum dl_rc sy_store_read_file(const char *dir, const char *file, uint32_t fragment, uint64_t version,
                                             void *parameters, uint64_t parameters_bytes, void *state,
                                             uint64_t state_bytes, struct dl_err *err);
+
+/* Keeps these versions (which must be kept now: DL_ENOTFOUND) until they are unpinned. A repeat succeeds. */
+DL_MUST_CHECK enum dl_rc sy_store_pin(struct sy_store *store, const struct sy_store_checkpoint *checkpoint,
+                                      struct dl_err *err);
+/* All channels of the cut are closed: what was in them, and where the learners were. */
+DL_MUST_CHECK enum dl_rc sy_store_complete(struct sy_store *store, const struct sy_store_cut *cut, struct dl_err *err);
+/* DL_ENOTFOUND: no such checkpoint. */
+DL_MUST_CHECK enum dl_rc sy_store_unpin(struct sy_store *store, uint64_t id, struct dl_err *err);
+/* The newest first, at most `most`. */
+DL_MUST_CHECK enum dl_rc sy_store_checkpoints(struct sy_store *store, struct sy_store_checkpoint *out, uint32_t most,
+                                              uint32_t *count, struct dl_err *err);
 
 /* Bytes of all kept files, for metrics. */
 uint64_t sy_store_bytes(const struct sy_store *store);

@@ -121,14 +121,15 @@ static void test_faults_then_finish(void)
     CU_ASSERT_EQUAL(failed, 0);
     printf(
         "events %llu merges %llu seeds %llu cuts %llu half-open %llu blocks %llu kills %llu stalls %llu crashes %llu "
-        "drains %llu pauses %llu damaged %llu nan %llu absurd %llu repeats %llu full %llu recoveries %llu of %llu "
+        "drains %llu pauses %llu damaged %llu nan %llu absurd %llu repeats %llu full %llu checkpoints %llu recoveries "
+        "%llu of %llu "
         "fragments ",
         (unsigned long long)sum.events, (unsigned long long)sum.merges, (unsigned long long)sum.seeds,
         (unsigned long long)sum.cuts, (unsigned long long)sum.half_open, (unsigned long long)sum.blocks,
         (unsigned long long)sum.kills, (unsigned long long)sum.stalls, (unsigned long long)sum.crashes,
         (unsigned long long)sum.drains, (unsigned long long)sum.pauses, (unsigned long long)sum.damaged,
         (unsigned long long)sum.nans, (unsigned long long)sum.absurd, (unsigned long long)sum.repeats,
-        (unsigned long long)sum.full_disks, (unsigned long long)sum.recoveries,
+        (unsigned long long)sum.full_disks, (unsigned long long)sum.cuts_made, (unsigned long long)sum.recoveries,
         (unsigned long long)sum.fragments_recovered);
     printf("leases %llu returned %llu counted %llu of %llu, unleased %llu ", (unsigned long long)sum.leases,
            (unsigned long long)sum.returns, (unsigned long long)sum.counted, (unsigned long long)sum.sequences,
@@ -141,6 +142,7 @@ static void test_faults_then_finish(void)
                   sum.absurd > 0);
         CU_ASSERT(sum.traced > sum.merges);                           /* J9 */
         CU_ASSERT(sum.recoveries > 0 && sum.fragments_recovered > 0); /* J6: what was adopted is what was committed. */
+        CU_ASSERT(sum.cuts_made > count);                             /* Checkpoints over all shards. */
         CU_ASSERT(sum.repeats > 0 && sum.full_disks > 0 && sum.late_joins > 0);
         CU_ASSERT(sum.leases > 0 && sum.returns > 0 && sum.counted > 0);
     }

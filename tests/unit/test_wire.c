@@ -186,6 +186,7 @@ static void fill(enum dl_wire_type type, bool high)
                                                        .ns = counter};
         fill_text(sent.as.recovered.uid, DL_WIRE_UID_MAX, high, "u");
         break;
+    case DL_WIRE_MARKER: sent.as.marker = (struct dl_wire_marker){high ? UINT64_MAX : 1, counter, counter}; break;
     }
 }
 
@@ -351,7 +352,7 @@ static void test_header_refuses_oversize_and_nonsense(void)
     buffer[10] = 0;
     buffer[5] = 0;
     expect_header(DL_EPROTO);
-    buffer[5] = 99;
+    buffer[5] = DL_WIRE_RECOVERED + 1;
     expect_header(DL_EPROTO);
     buffer[5] = DL_WIRE_CHUNK; /* A chunk may be as long as a chunk's limit, and no longer. */
     memcpy(buffer + 8, (uint8_t[]){16, 0, 16, 0}, 4);

@@ -37,6 +37,7 @@ static void forget_connection(struct wk_link *link, uint32_t shard)
     }
     conn->placed = conn->hello_sent = conn->meta_due = conn->meta_was_last = conn->awaits_pull = false;
     conn->close_wanted = false;
+    conn->marker_sent = 0;
 }
 
 void wk_conn_lose(struct wk_link *link, int64_t now_ns, uint32_t shard, const char *why)
@@ -192,6 +193,13 @@ static void on_result(struct wk_link *link, uint32_t shard, const struct dl_wire
     }
 }
 
+static void on_marker(struct wk_link *link, const struct dl_wire_marker *marker)
+{
+    if (marker->id > link->marker.id) {
+        link->marker = (struct dl_wire_marker){.id = marker->id, .step = link->step, .tokens = link->tokens};
+    }
+}
+
 static void on_stop(struct wk_link *link, uint32_t shard, const struct dl_wire_stop *stop)
 {
     struct wk_conn *conn = &link->conns[shard];
@@ -257,6 +265,7 @@ void wk_link_on_message(struct wk_link *link, int64_t now_ns, uint32_t shard, co
             wk_recover_on_held(link, &message->as.held);
         }
         break;
+    case DL_WIRE_MARKER: on_marker(link, &message->as.marker); break;
     case DL_WIRE_HELLO:
     case DL_WIRE_RECOVERED:
     case DL_WIRE_META:

@@ -190,6 +190,18 @@ static bool send_meta(struct wk_link *link, struct wk_conn *conn, uint32_t shard
     return true;
 }
 
+/* Before anything else: no later message may depend on what came after the marker and arrive before it. */
+static bool send_marker(struct wk_link *link, struct wk_conn *conn)
+{
+    if (conn->marker_sent == link->marker.id || link->role != DL_ROLE_LEARNER) {
+        return false;
+    }
+    conn->marker_sent = link->marker.id;
+    link->message.type = DL_WIRE_MARKER;
+    link->message.as.marker = link->marker;
+    return true;
+}
+
 /* Small messages go before and between chunks; META does not go twice before a chunk that waits. */
 static void next_send(struct wk_link *link, struct wk_conn *conn, int64_t now_ns, uint32_t shard, struct wk_act *act)
 {
@@ -199,6 +211,9 @@ static void next_send(struct wk_link *link, struct wk_conn *conn, int64_t now_ns
     bool meta_first = !conn->meta_was_last;
     conn->meta_was_last = false;
     act->type = WK_ACT_SEND;
+    if (send_marker(link, conn)) {
+        return;
+    }
     if (wk_lease_send(link, now_ns, shard)) {
         return;
     }

@@ -37,6 +37,7 @@ struct wk_conn {
     uint64_t heartbeats, transfers;
     uint64_t evaluations_sent;        /* Of those ever reported. */
     uint64_t trace_sent, trace_acked; /* Positions. */
+    uint64_t marker_sent;             /* On this connection; 0: none. */
     bool placed;                      /* A chunk's data is being received to this place. */
     uint32_t placed_fragment, placed_slot, placed_bytes;
     bool chunk_busy; /* A chunk's bytes are being read by the shell. */
@@ -191,6 +192,8 @@ struct wk_link {
     struct wk_trace trace;
     char trainer[DL_WIRE_TRAINER_MAX];
     struct wk_data data;
+
+    struct dl_wire_marker marker; /* The newest heard of, and where this learner was then; id 0: none. */
 
     uint64_t ensemble_step, tokens_all, token_budget;
     uint32_t learners;

@@ -19,10 +19,10 @@ import time
 
 HELLO, WELCOME, REFUSE, META, PULL, PUSH, PUSH_NONE, CHUNK, RESULT, UPDATE, EVALUATION, HEARTBEAT, GOODBYE, STOP, TRACE = \
     range(1, 16)
-LEASE_REQUEST, LEASE = 16, 17
+LEASE_REQUEST, LEASE, MARKER = 16, 17, 18
 PEERS, HELD, RECOVERED = 19, 20, 21
 NAMES = ["", "hello", "welcome", "refuse", "meta", "pull", "push", "push_none", "chunk", "result", "update", "evaluation",
-         "heartbeat", "goodbye", "stop", "trace", "lease_request", "lease", "", "peers", "held", "recovered"]
+         "heartbeat", "goodbye", "stop", "trace", "lease_request", "lease", "marker", "peers", "held", "recovered"]
 VERDICTS = ["accepted", "late", "duplicate", "stale_base", "not_finite", "norm", "checksum", "malformed", "unknown_round",
             "layout_mismatch", "below_quorum", "aborted", "nothing", "lease_lost"]
 REFUSALS = {1: "version", 2: "job", 3: "layout", 4: "full", 5: "shard", 6: "superseded", 7: "finished", 8: "malformed"}
@@ -65,6 +65,7 @@ FIELDS = {
     HEARTBEAT: [("sequence", "Q"), ("step", "Q"), ("tokens", "Q")],
     GOODBYE: [("preempted", "B"), ("text", "s")],
     STOP: [("result", "B"), ("text", "s")],
+    MARKER: [("id", "Q"), ("step", "Q"), ("tokens", "Q")],
     TRACE: [("position", "Q"), ("nonce", "Q"), ("uid", "s"), ("entries", "E")],
     LEASE_REQUEST: [("last", "Q"), ("batch", "I"), ("want", "B")],
     LEASE: [("lease", "Q"), ("first", "Q"), ("count", "I"), ("revoked", "B")],
