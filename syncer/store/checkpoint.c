@@ -45,7 +45,7 @@ static enum dl_rc pin_fragments(struct sy_store *store, const struct sy_store_ch
 {
     AUTO_STATEMENT *statement = NULL;
     enum dl_rc rc = prepare(store,
-                            "INSERT OR IGNORE INTO checkpoint_fragments SELECT ?1, fragment, version FROM commits"
+                            "INSERT OR REPLACE INTO checkpoint_fragments SELECT ?1, fragment, version FROM commits"
                             " WHERE fragment = ?2 AND version = ?3 AND kept = 1",
                             &statement, err);
     for (uint32_t i = 0; rc == DL_OK && i < checkpoint->fragment_count; i++) {
