@@ -172,7 +172,7 @@ def main():
     finally:
         must("kubectl", "delete", "namespace", SPACE, OTHER, "--wait=false")
         if not is_there:
-            must("kubectl", "delete", CRD, "--wait=false")
+            must("kubectl", "delete", CRD, "--timeout=60s")
     for fault in FAULTS:
         print(fault)
     print(f"chart: {len(REFUSED)} wrong values, {len(ALLOWED)} rights given and {len(FORBIDDEN)} not, {len(FAULTS)} faults")

@@ -7,7 +7,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from lib import kube  # noqa: E402
+from lib import daemons, kube  # noqa: E402
 from lib.kube import Failed, Namespace, Release, check, kubectl, restarts, uid, wait  # noqa: E402
 from lib.settings import CGROUP, NODES  # noqa: E402
 
@@ -88,25 +88,45 @@ def container_cgroup(pod, container):
     raise Failed(f"no memory cgroup of {pod['metadata']['name']}")
 
 
+HOG = """
+import os, sys, time
+open(sys.argv[1], "w").write("0")
+blocks = []
+for _ in range(64):  # Many small processes: none of them is as large as the one that is to be killed.
+    if os.fork() == 0:
+        while True:
+            blocks.append(bytearray(b"x" * 1048576))
+            time.sleep(0.01 if len(blocks) < 64 else 1)
+time.sleep(60)
+"""
+
+
+def use_up_memory(pod, container):
+    """Takes the rest of the container's memory from within its cgroup until the kernel has killed the container's process."""
+    procs = os.path.join(container_cgroup(pod, container), "cgroup.procs")
+    victims = [int(line) for line in open(procs, encoding="ascii").read().split()]
+    hog = subprocess.Popen([sys.executable, "-c", HOG, procs], start_new_session=True)
+    try:
+        wait(f"{container} of {pod['metadata']['name']} is killed for memory", 60,
+             lambda: not any(daemons.alive(victim) for victim in victims), every=0.05)
+    finally:
+        os.killpg(hog.pid, signal.SIGKILL)
+        hog.wait()
+
+
 def killed_for_memory(namespace):
-    """A process in the learner's memory cgroup takes what it has left, so that the kernel kills the learner."""
+    """The kernel kills a learner; its container restarts in place (K1)."""
     watch = Watch(namespace)
     victim = watch.before[1]
-    procs = os.path.join(container_cgroup(victim, "learner"), "cgroup.procs")
-    hog = subprocess.Popen([sys.executable, "-c", f"open({procs!r}, 'w').write('0'); import time\n"
-                            "blocks = [bytearray(b'x' * 4194304) for _ in range(400)]; time.sleep(60)"])
-    try:
-        def restarted():
-            pod = namespace.learners(JOB).get(1)
-            if pod is None or uid(pod) != uid(victim):
-                raise Failed("learner 1's pod was replaced; a crashed container restarts in place first (K1)")
-            status = next(s for s in pod["status"]["containerStatuses"] if s["name"] == "learner")
-            end = status.get("lastState", {}).get("terminated") or status.get("state", {}).get("terminated") or {}
-            return end.get("reason") == "OOMKilled" and restarts(pod) == restarts(victim) + 1 and kube.ready(pod)
-        wait("learner 1 is OOMKilled and restarts in place", 60, restarted)
-    finally:
-        hog.kill()
-        hog.wait()
+    use_up_memory(victim, "learner")
+
+    def restarted():
+        pod = namespace.learners(JOB).get(1)
+        check(pod and uid(pod) == uid(victim), "learner 1's pod was replaced; a crashed container restarts in place first")
+        status = next(s for s in pod["status"]["containerStatuses"] if s["name"] == "learner")
+        end = status.get("lastState", {}).get("terminated") or {}
+        return end.get("reason") == "OOMKilled" and restarts(pod) == restarts(victim) + 1 and kube.ready(pod)
+    wait("learner 1 is OOMKilled and restarts in place", 60, restarted)
     for learner, pod in wait("all run again", 60, watch.all_running).items():
         check(uid(pod) == uid(watch.before[learner]), f"learner {learner} was replaced")
     goes_on(namespace, "a container killed for memory")

@@ -373,7 +373,7 @@ def main():
         api.close()
         kubectl("delete", "namespace", SPACE, "--wait=false")
         if not is_there:
-            kubectl("delete", "crd", "decoupleddilocojobs.diloco.dev", "--wait=false")
+            kubectl("delete", "crd", "decoupleddilocojobs.diloco.dev", "--timeout=60s")
     for fault in checker.faults:
         print(fault)
     if checker.accepted < 300 or checker.refused < 300:

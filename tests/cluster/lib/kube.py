@@ -263,7 +263,8 @@ class Release:
 
     def __init__(self, name, namespace, **values):
         self.name, self.namespace = name, namespace
-        self.values = {"images.registry": IMAGE_PREFIX, "images.tag": IMAGE_TAG, "resources.limits.memory": "512Mi", **values}
+        self.values = {"images.registry": IMAGE_PREFIX, "images.tag": IMAGE_TAG, "resources.limits.memory": "512Mi",
+                       "crds.keep": "false", **values}
 
     def install(self):
         arguments = [f"--set={key}={value}" for key, value in self.values.items()]
