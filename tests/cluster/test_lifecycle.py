@@ -26,7 +26,8 @@ def everything():
 def check_children(namespace):
     """Names, labels, owners and endpoints of what the operator makes (K11)."""
     job = namespace.job(JOB)
-    for kind, name in (("secret", f"{JOB}-token-{job['metadata']['uid'][:8]}"), ("configmap", f"{JOB}-spec"), ("service", f"{JOB}-syncer"),
+    check(len(namespace.list("secrets", f"diloco.dev/job={JOB}")) == 1, "no secret with the job's token")
+    for kind, name in (("configmap", f"{JOB}-spec"), ("service", f"{JOB}-syncer"),
                        ("statefulset", f"{JOB}-syncer"), ("poddisruptionbudget", f"{JOB}-syncer"),
                        ("networkpolicy", f"{JOB}-syncer")):
         obj = namespace.get(kind, name)
@@ -96,6 +97,11 @@ def helm_install_to_finished_job_and_back():
         claims = [claim["metadata"]["name"] for claim in namespace.list("pvc")
                   if not claim["metadata"].get("deletionTimestamp")]
         check(claims == [f"{JOB}-output"], f"claims after the job's deletion: {claims}")
+    # What was asked to stay, and only that.
+    stayed = {line for line in everything() - before if not line.startswith("Namespace/")}
+    asked = {f"CustomResourceDefinition//{KIND}", "Secret/diloco-system/diloco-operator-key"}
+    made_by_cluster = {"ConfigMap/diloco-system/kube-root-ca.crt", "ServiceAccount/diloco-system/default"}
+    check(asked <= stayed <= asked | made_by_cluster, f"stayed: {sorted(stayed)}, asked for: {sorted(asked)}")
     kubectl("delete", "crd", KIND, "--timeout=60s")
     kubectl("delete", "namespace", "diloco-system", "--timeout=60s")
 
