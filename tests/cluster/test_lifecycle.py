@@ -89,7 +89,7 @@ def helm_install_to_finished_job_and_back():
             check("Succeeded" in namespace.kubectl("get", "ddj", JOB).stdout, "no phase in the printed columns")
             check_weights(namespace)
             check(not namespace.running(JOB), "learners still run after the end")
-        check(not release.pods(), "operator pods after helm uninstall")
+        wait("operator pods are gone after helm uninstall", 30, lambda: not release.pods())
         check(namespace.job(JOB), "the job went with the operator")  # crds.keep: what was asked to stay.
         namespace.kubectl("delete", "ddj", JOB, "--timeout=60s")
         wait("children are collected", 60, lambda: not namespace.list("pods,statefulsets,secrets,services,configmaps",
@@ -99,7 +99,7 @@ def helm_install_to_finished_job_and_back():
         check(claims == [f"{JOB}-output"], f"claims after the job's deletion: {claims}")
     # What was asked to stay, and only that.
     stayed = {line for line in everything() - before if not line.startswith("Namespace/")}
-    asked = {f"CustomResourceDefinition//{KIND}", "Secret/diloco-system/diloco-operator-key"}
+    asked = {f"CustomResourceDefinition//{KIND}", "APIService//v1alpha1.diloco.dev", "Secret/diloco-system/diloco-operator-key"}
     made_by_cluster = {"ConfigMap/diloco-system/kube-root-ca.crt", "ServiceAccount/diloco-system/default"}
     check(asked <= stayed <= asked | made_by_cluster, f"stayed: {sorted(stayed)}, asked for: {sorted(asked)}")
     kubectl("delete", "crd", KIND, "--timeout=60s")
