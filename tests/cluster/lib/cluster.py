@@ -140,17 +140,22 @@ def dns_ready():
 
 
 @contextlib.contextmanager
-def locked():
-    """One `up` or `down` at a time on this machine."""
-    with open("/run/lock/diloco-cluster" if os.path.isdir("/run/lock") else "/tmp/diloco-cluster.lock", "w", encoding="ascii") as lock:
-        deadline = time.monotonic() + 180
+def locked(name="diloco-cluster", seconds=180, what="`up` or `down`"):
+    """One of a kind at a time on this machine; waits for the other one."""
+    folder = "/run/lock" if os.path.isdir("/run/lock") else "/tmp"
+    with open(f"{folder}/{name}", "w", encoding="ascii") as lock:
+        deadline = time.monotonic() + seconds
+        told = False
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    fail("another `up` or `down` has been at it for three minutes")
+                    fail(f"another {what} has been at it for {seconds} s")
+                if not told and seconds > 180:
+                    say(f"waiting for another {what} on this machine")
+                    told = True
                 time.sleep(0.2)
         yield
 

@@ -2,6 +2,7 @@
 
 A wait that fails raises with what was waited for; `scenario` then shows pods, events and logs of the namespace.
 """
+import argparse
 import contextlib
 import gzip
 import json
@@ -314,7 +315,11 @@ class Release:
 
 def main(*scenarios):
     """Runs the scenarios of a test program; those named as arguments, else all. The last line says what held."""
-    wanted = [scenario for scenario in scenarios if not sys.argv[1:] or scenario.__name__ in sys.argv[1:]]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", help="as all tests take it; here the images say what is tested")
+    parser.add_argument("scenarios", nargs="*")
+    names = parser.parse_args().scenarios
+    wanted = [scenario for scenario in scenarios if not names or scenario.__name__ in names]
     if not wanted:
         sys.exit(f"no such scenario; there are: {', '.join(s.__name__ for s in scenarios)}")
     held, failed = [], []
