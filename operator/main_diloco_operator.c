@@ -2,10 +2,12 @@
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/clock.h"
@@ -20,6 +22,7 @@
 
 #define RELEASE_MS 3000 /* At the end, for giving the lease back. */
 #define NAME_MAX_BYTES 128
+#define TRIM_NS INT64_C(3000000000) /* After the start. */
 
 static const char help[] =
     "usage: diloco-operator [options]\n"
@@ -62,6 +65,7 @@ struct program {
     struct op_lease *lease;
     struct op_controller *controller;
     struct op_serve *metrics, *health;
+    struct op_timer trim;
     struct op_controller_options options;
     char spaces[4096], identity[NAME_MAX_BYTES], key_name[NAME_MAX_BYTES];
     bool is_ending, is_failed;
@@ -235,6 +239,27 @@ static void on_metrics(void *context, const char *path, struct op_answer *answer
     }
 }
 
+/* --- memory --- */
+
+/* Code that only ran at the start (libraries, certificates) is let go: pages of it that are needed again come back from
+ * the page cache. Only mappings that can be executed, and so were never written to. */
+static void let_go_of_code(void *context, int64_t now_ns)
+{
+    (void)context;
+    (void)now_ns;
+    DL_AUTO_FILE FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
+        uintptr_t from, to;
+        char rights[5];
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, rights) == 3 && strcmp(rights, "r-xp") == 0 &&
+            strchr(line, '/') != NULL && madvise((void *)from, to - from, MADV_DONTNEED) != 0) {
+            dl_debug("memory not let go errno=%d", errno);
+        }
+    }
+    malloc_trim(0);
+}
+
 /* --- life --- */
 
 static void start_controller(struct program *p)
@@ -317,6 +342,8 @@ static enum dl_rc set_up(struct program *p, const struct op_client_options *clie
     if (rc == DL_OK) {
         dl_info("API server server=%s from=\"%s\" identity=%s", op_client_server(p->client), p->config.origin,
                 p->identity);
+        p->trim = (struct op_timer){.fire = let_go_of_code};
+        op_timer_start(p->loop, &p->trim, op_loop_now_ns(p->loop) + TRIM_NS);
         rc = listen_on(p, err);
     }
     return rc == DL_OK ? elect(p, err) : rc;
@@ -352,6 +379,9 @@ static void tear_down(struct program *p)
     op_serve_free(p->health);
     op_lease_free(p->lease);
     op_client_free(p->client);
+    if (p->loop != NULL) {
+        op_timer_stop(p->loop, &p->trim);
+    }
     op_loop_free(p->loop);
     op_config_release(&p->config);
 }

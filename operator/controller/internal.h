@@ -51,6 +51,7 @@ struct op_shard { /* One syncer as it was last heard. */
 
 struct op_poll { /* One look at all shards. */
     uint32_t pending;
+    bool is_late;                /* Some shard had ended before. */
     struct op_job_status *views; /* One a shard. */
     bool *is_heard;
 };

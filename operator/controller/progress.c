@@ -39,6 +39,16 @@ void op_progress_forget(struct op_job *job)
     job->poll = NULL;
 }
 
+/* A syncer that has ended is started again by its set, and then has little to say. */
+static uint32_t count_ended(const struct op_job *job)
+{
+    uint32_t ended = 0;
+    for (uint32_t i = 0; i < job->wanted.shards; i++) {
+        ended += job->shards[i].result != OP_STATUS_RESULT_NONE ? 1 : 0;
+    }
+    return ended;
+}
+
 static struct op_poll *poll_new(uint32_t shards)
 {
     struct op_poll *poll = calloc(1, sizeof *poll);
@@ -95,7 +105,8 @@ static void ask(struct op_controller *c, struct op_job *job, const struct op_hel
 void op_progress_poll(struct op_controller *c, struct op_job *job, int64_t now_ns)
 {
     const struct op_bucket *bucket = op_store_bucket(c, job->uid);
-    if (job->poll != NULL || bucket == NULL || now_ns < job->poll_due_ns) {
+    uint32_t ended = count_ended(job);
+    if (job->poll != NULL || bucket == NULL || now_ns < job->poll_due_ns || ended == job->wanted.shards) {
         return;
     }
     for (uint32_t i = 0; i < bucket->count; i++) {
@@ -107,6 +118,9 @@ void op_progress_poll(struct op_controller *c, struct op_job *job, int64_t now_n
             job->poll = poll_new(job->wanted.shards);
             job->poll_shards = job->wanted.shards;
             job->poll_number++;
+            if (job->poll != NULL) {
+                job->poll->is_late = ended > 0;
+            }
         }
         if (job->poll != NULL) {
             ask(c, job, held);
@@ -141,7 +155,9 @@ static void conclude(struct op_controller *c, struct op_job *job, int64_t now_ns
         heard += poll->is_heard[i] ? 1 : 0;
     }
     job->poll_failures = heard > 0 ? 0 : job->poll_failures + 1;
-    if (heard > 0 && op_status_combine(views, job->poll_shards, &job->view, &err) == DL_OK) {
+    if (heard > 0 && poll->is_late) {
+        job->heard_ns = now_ns; /* What was said before the first of them ended stays. */
+    } else if (heard > 0 && op_status_combine(views, job->poll_shards, &job->view, &err) == DL_OK) {
         job->heard_ns = now_ns;
         free(job->view.fragments); /* Nobody here reads them. */
         job->view.fragments = NULL;

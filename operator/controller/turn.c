@@ -252,9 +252,7 @@ static void tell_changes(struct turn *t, enum op_job_phase phase)
     struct op_job *job = t->job;
     if (!job->has_phase || job->phase != phase) {
         bool is_bad = phase == OP_JOB_FAILED;
-        op_act_event(t->c, job, is_bad, op_job_phase_name(phase), "Reconcile", "%s%s%s",
-                     t->plan.reason != OP_REASON_NONE && is_over(phase) ? op_reason_name(t->plan.reason) : "",
-                     is_over(phase) ? ": " : "", t->plan.message);
+        op_act_event(t->c, job, is_bad, op_job_phase_name(phase), "Reconcile", "%s", t->plan.message);
     }
     if (t->problem.reason[0] != 0 && strcmp(job->problem, t->problem.reason) != 0) {
         op_act_event(t->c, job, true, t->problem.reason, "Reconcile", "%s", t->problem.message);
@@ -291,10 +289,22 @@ static void write_status(struct turn *t, const struct op_facts *facts)
     op_act_status(t->c, job, text, phase, t->problem.reason, digest);
 }
 
+/* What came of the job, for people. */
+static void describe_end(struct turn *t)
+{
+    const struct op_job_status *view = &t->job->view;
+    if (is_over(t->plan.phase) && view->shards_heard > 0) {
+        snprintf(t->plan.message, sizeof t->plan.message,
+                 "%s after %" PRIu64 " tokens, %" PRIu64 " rounds, step %" PRIu64, op_reason_name(t->plan.reason),
+                 view->tokens, view->round, view->step);
+    }
+}
+
 static void say(struct turn *t)
 {
     struct op_job *job = t->job;
     find_problem(t);
+    describe_end(t);
     struct op_facts facts = {
         .job = job->name,
         .wanted = &job->wanted,
