@@ -221,7 +221,7 @@ images: programs
 CLUSTER_SAN := $(or $(SAN),address)
 test-cluster:
 	@tests/deps.sh build test cluster
-	@$(MAKE) --no-print-directory -j$$(nproc) SAN=$(CLUSTER_SAN) IMAGE_TAG=test images
+	@$(MAKE) --no-print-directory -j$$(nproc) SAN=$(CLUSTER_SAN) IMAGE_TAG=test images build/san-$(CLUSTER_SAN)/tools/kube_api
 	@tests/cluster/run.py --build build/san-$(CLUSTER_SAN)
 
 demo-cluster:
