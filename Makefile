@@ -210,7 +210,9 @@ manifests: $(BUILD)/tools/spec
 	$(BUILD)/tools/spec crd > crds/decoupleddilocojobs.yaml
 	$(BUILD)/tools/spec reference > docs/job-reference.md
 	cp crds/decoupleddilocojobs.yaml $(CHART_CRD)
-	$(HELM) template diloco helm/diloco --namespace diloco-system --kube-version 1.36.0 --set plainManifests=true > helm/install.yaml
+	$(HELM) template diloco helm/diloco --namespace diloco-system --kube-version 1.36.0 --set plainManifests=true \
+	  > $(BUILD)/install.yaml
+	mv $(BUILD)/install.yaml helm/install.yaml
 
 IMAGE_PREFIX ?= localhost
 IMAGE_TAG ?= dev

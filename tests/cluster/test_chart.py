@@ -112,13 +112,13 @@ def taken_by_the_server():
         expect("deployment.apps/chart-test-diloco-operator" in done.stdout, f"{values}: {done.stdout}")
 
 
-ALLOWED = ["create secrets", "list pods", "delete pods", "create pods", "watch statefulsets.apps", "patch statefulsets.apps",
-           "create persistentvolumeclaims", "create networkpolicies.networking.k8s.io", "create poddisruptionbudgets.policy",
-           "create events.events.k8s.io", "patch decoupleddilocojobs.diloco.dev/status", "delete decoupleddilocojobs.diloco.dev",
-           "update decoupleddilocojobs.diloco.dev/finalizers"]
+ALLOWED = ["create secrets", "list pods", "watch pods", "delete pods", "create pods", "watch statefulsets.apps",
+           "patch statefulsets.apps", "create persistentvolumeclaims", "patch services", "patch configmaps",
+           "create networkpolicies.networking.k8s.io", "create poddisruptionbudgets.policy", "create events.events.k8s.io",
+           "patch decoupleddilocojobs.diloco.dev/status", "delete decoupleddilocojobs.diloco.dev"]
 FORBIDDEN = ["get secrets", "list secrets", "watch secrets", "patch secrets", "update secrets", "delete secrets", "create pods/exec",
-             "get pods/proxy", "create deployments.apps", "create clusterroles.rbac.authorization.k8s.io",
-             "create serviceaccounts/token", "patch nodes", "delete nodes", "impersonate users"]
+             "get pods/proxy", "create deployments.apps", "delete persistentvolumeclaims", "create serviceaccounts/token",
+             "create clusterroles.rbac.authorization.k8s.io", "patch nodes", "delete nodes", "impersonate users"]
 
 
 def may(account, what, *where):
@@ -146,10 +146,39 @@ def rights():
                     expect(not may(account, what, "-n", space), f"{values}: may {what} in {space}")
             expect(may(account, "list pods", "-n", OTHER) == elsewhere, f"{values}: rights in another namespace")
             expect(may(account, "list nodes") == elsewhere, f"{values}: rights to read nodes")
+            named = run("kubectl", "auth", "can-i", "get", f"secrets/{account}-key", "-n", SPACE,
+                        f"--as=system:serviceaccount:{SPACE}:{account}")
+            expect(named.stdout.strip() == "yes", f"{values}: may not read the key of tokens")
             expect(not may(account, "update leases.coordination.k8s.io", "-n", SPACE),
                    f"{values}: may update any lease")
         finally:
             must("kubectl", "delete", "-f", "-", "--wait=false", text=text)
+
+
+def state_over_releases():
+    """The key of tokens is the same after an upgrade, and after an uninstall that keeps the jobs; else it goes."""
+    def helm(command, *values):
+        must("helm", command, NAME, CHART, "-n", SPACE, "--set", "replicas=0,crds.install=false,priorityClass.create=false", *values)
+
+    def key():
+        done = run("kubectl", "get", "secret", f"{NAME}-diloco-operator-key", "-n", SPACE, "-o", "jsonpath={.data.key}")
+        return done.stdout if done.returncode == 0 else None
+
+    try:
+        helm("install")
+        first = key()
+        expect(first is not None and len(first) == 44, f"no key of 32 bytes: {first}")
+        helm("upgrade", "--set", "operator.qps=60")
+        expect(key() == first, "an upgrade changes the key")
+        must("helm", "uninstall", NAME, "-n", SPACE)
+        expect(key() == first, "the key is gone though jobs are kept")
+        helm("install", "--set", "crds.keep=false")
+        expect(key() == first, "another installation does not find the key")
+        must("helm", "uninstall", NAME, "-n", SPACE)
+        left = must("kubectl", "get", "secrets,leases,deployments,services,roles,serviceaccounts", "-n", SPACE, "-o", "name")
+        expect(NAME not in left, f"left behind: {left}")
+    finally:
+        run("helm", "uninstall", NAME, "-n", SPACE)
 
 
 CRD = "crd/decoupleddilocojobs.diloco.dev"
@@ -159,7 +188,8 @@ def main():
     is_there = run("kubectl", "get", CRD).returncode == 0  # Of a chart that is installed; it stays.
     if not is_there:
         must("kubectl", "apply", "--server-side", "-f", ROOT / "crds" / "decoupleddilocojobs.yaml")
-    must("kubectl", "wait", "--for=condition=Established", "--timeout=30s", CRD)
+    for what in ("jsonpath={.status.acceptedNames.kind}=DecoupledDiLoCoJob", "condition=Established"):
+        must("kubectl", "wait", f"--for={what}", "--timeout=30s", CRD)  # At first there are no conditions, which is an error.
     for space in (SPACE, OTHER):
         must("kubectl", "apply", "-f", "-", text=json.dumps({"apiVersion": "v1", "kind": "Namespace", "metadata": {
             "name": space, "labels": {"pod-security.kubernetes.io/warn": "restricted"}}}))
@@ -169,6 +199,7 @@ def main():
         gates()
         taken_by_the_server()
         rights()
+        state_over_releases()
     finally:
         must("kubectl", "delete", "namespace", SPACE, OTHER, "--wait=false")
         if not is_there:

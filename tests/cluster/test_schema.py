@@ -356,7 +356,8 @@ def main():
     is_there = kubectl("get", "crd", "decoupleddilocojobs.diloco.dev")[0] == 0  # Of a chart that is installed; it stays.
     if not is_there:
         must("apply", "--server-side", "-f", str(CRD))
-    must("wait", "--for=condition=Established", "--timeout=30s", "crd/decoupleddilocojobs.diloco.dev")
+    for what in ("jsonpath={.status.acceptedNames.kind}=DecoupledDiLoCoJob", "condition=Established"):
+        must("wait", f"--for={what}", "--timeout=30s", "crd/decoupleddilocojobs.diloco.dev")  # At first there are no conditions.
     conditions = json.loads(must("get", "crd", "decoupleddilocojobs.diloco.dev", "-o", "json"))["status"]["conditions"]
     structural = [c for c in conditions if c["type"] == "NonStructuralSchema" and c["status"] == "True"]
     kubectl("create", "namespace", SPACE)

@@ -239,7 +239,8 @@ def run(options):
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with plane_module.Plane() as plane, open(log_path, "wb") as log:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "crds" / "decoupleddilocojobs.yaml"))
-        plane.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/decoupleddilocojobs.diloco.dev")
+        for what in ("jsonpath={.status.acceptedNames.kind}=DecoupledDiLoCoJob", "condition=Established"):
+            plane.kubectl("wait", f"--for={what}", "--timeout=30s", "crd/decoupleddilocojobs.diloco.dev")
         for i in range(SPACES):
             plane.kubectl("create", "namespace", f"bench-{i}")
         try:
