@@ -446,6 +446,10 @@ void sim_world_learner(const struct sim_world *world, uint32_t n, struct sim_lea
         view->tokens = link.tokens;
         view->steps_all += link.step;
         view->waited_seconds = (double)link.waited_ns / 1e9;
+        struct wk_data_view data;
+        wk_link_data_view(learner->link, &data);
+        view->unleased = data.unleased;
+        view->leases_lost = data.revoked;
     }
 }
 

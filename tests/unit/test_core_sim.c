@@ -191,6 +191,7 @@ static struct rates run_hampered(uint32_t warmup_steps, bool hampered)
         rates.waited_share += (after[n].waited_seconds - before[n].waited_seconds) / 30 / 2;
     }
     sy_core_view(sim_world_core(world, 0), sim_world_now(world), &last);
+    CU_ASSERT_EQUAL(sim_world_counts(world)->unleased, 0); /* Leases come before they are needed. */
     rates.rounds = last.rounds_merged - first.rounds_merged;
     CU_ASSERT_EQUAL(last.phase, warmup_steps > 0 ? SY_WARMUP : SY_TRAINING);
     sim_world_free(world);
@@ -250,7 +251,108 @@ static void test_synchronous_form_goes_at_the_slowest_ones_speed(void)
     dl_spec_free(spec);
 }
 
+/* --- the job's data --------------------------------------------------------------------------------------------------- */
+
+static struct sim_world *tame_world(struct dl_spec *spec)
+{
+    spec->training.token_budget = 1000000000;
+    spec->training.data.lease_sequences = 40; /* Ten steps'. */
+    spec->sync.interval = 8;
+    spec->sync.warmup.steps = 0;
+    spec->sync.heartbeat_seconds = 1;
+    spec->sync.timeout_seconds = 3;
+    spec->syncer.shards = 2;
+    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
+    sim_faults_none(&config.faults);
+    config.faults.step_seconds = 0.1;
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    return world;
+}
+
+static struct sy_core_view run_for(struct sim_world *world, double seconds)
+{
+    struct dl_err err;
+    bool over = false;
+    struct sy_core_view view = {0};
+    enum dl_rc rc = sim_world_run(world, sim_world_now(world) + (int64_t)(seconds * 1e9), &over, &err);
+    if (rc != DL_OK) {
+        printf("%s\n", err.text);
+    }
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    if (sim_world_core(world, 0) != NULL) {
+        sy_core_view(sim_world_core(world, 0), sim_world_now(world), &view);
+    }
+    return view;
+}
+
+/* J5, J8: cut off, a learner trains on and keeps its data; for too long, it is given to others, and what it trained on is
+ * pushed by nobody. (Each position that is counted twice ends the simulation.) */
+static void test_cut_off_and_cut_off_for_too_long(void)
+{
+    struct dl_spec *spec = new_spec();
+    struct sim_world *world = tame_world(spec);
+    struct sim_learner_view before, after;
+    (void)run_for(world, 10);
+    sim_world_isolate(world, 1, 20);
+    (void)run_for(world, 5);
+    sim_world_learner(world, 1, &before);
+    struct sy_core_view view = run_for(world, 25);
+    sim_world_learner(world, 1, &after);
+    CU_ASSERT(after.step > before.step + 200); /* It never stood still, */
+    CU_ASSERT_EQUAL(after.incarnations, 1);
+    CU_ASSERT_EQUAL(after.leases_lost, 0); /* kept what it had, */
+    CU_ASSERT(after.unleased > 0);         /* and went on without when that was used up. */
+    CU_ASSERT_EQUAL(view.verdicts[DL_VERDICT_LEASE_LOST], 0);
+    CU_ASSERT_EQUAL(sim_world_counts(world)->returns, 0);
+    (void)run_for(world, 10);
+    sim_world_isolate(world, 1, 60); /* Twice the bound of ten timeouts. */
+    view = run_for(world, 55);
+    CU_ASSERT(sim_world_counts(world)->returns > 0);
+    CU_ASSERT_EQUAL(view.data.queued, 0); /* Others had it at once. */
+    view = run_for(world, 30);
+    sim_world_learner(world, 1, &after);
+    CU_ASSERT_EQUAL(after.leases_lost, 1);
+    CU_ASSERT_EQUAL(after.incarnations, 1);
+    uint64_t unleased = after.unleased, step = after.step;
+    struct sy_core_view last = run_for(world, 20);
+    sim_world_learner(world, 1, &after);
+    CU_ASSERT_EQUAL(after.unleased, unleased); /* It has leases again, */
+    CU_ASSERT(after.step > step + 150);
+    CU_ASSERT(last.data.counted > view.data.counted + 4 * 4 * 150); /* and counts as do the other three. */
+    sim_world_free(world);
+    dl_spec_free(spec);
+}
+
+/* J8: two restarts in a row, and one with fewer learners than before. */
+static void test_data_over_restarts(void)
+{
+    struct dl_spec *spec = new_spec();
+    struct sim_world *world = tame_world(spec);
+    struct sy_core_view before = run_for(world, 10);
+    CU_ASSERT(before.data.counted > 0);
+    sim_world_crash(world, 0, 2);
+    (void)run_for(world, 2.5);
+    sim_world_crash(world, 0, 1);
+    struct sy_core_view after = run_for(world, 5);
+    CU_ASSERT(after.data.counted >= before.data.counted && after.data.positions >= before.data.positions);
+    CU_ASSERT_EQUAL(sim_world_counts(world)->returns, 0); /* All came back, and have what they had. */
+    sim_world_crash(world, 0, 1);
+    sim_world_kill(world, 2, -1);
+    sim_world_kill(world, 3, -1);
+    after = run_for(world, 10);
+    CU_ASSERT_EQUAL(sim_world_counts(world)->returns, 0);
+    after = run_for(world, 40); /* Two never come back: after a while others have their data. */
+    CU_ASSERT(sim_world_counts(world)->returns >= 2);
+    CU_ASSERT_EQUAL(after.data.queued, 0);
+    CU_ASSERT(after.data.leased <= 2 * 80);
+    sim_world_free(world);
+    dl_spec_free(spec);
+}
+
 UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish},
           {"decoupled learners never wait", test_decoupled_learners_never_wait},
           {"synchronous form", test_synchronous_form_goes_at_the_slowest_ones_speed},
-          {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long})
+          {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long},
+          {"J5 J8: cut off", test_cut_off_and_cut_off_for_too_long}, {"J8: restarts", test_data_over_restarts})
