@@ -271,6 +271,23 @@ static void paint_validation(struct painter *p)
     end_line(p);
 }
 
+/* Of the sequences that were ever leased out: where they are. */
+static void paint_data(struct painter *p)
+{
+    const struct op_data_status *data = &p->view->status.data;
+    if (!data->known || data->positions == 0) {
+        return;
+    }
+    char counted[32], positions[32], leased[32], queued[32];
+    op_format_count((double)data->counted, counted, sizeof counted);
+    op_format_count((double)data->positions, positions, sizeof positions);
+    op_format_count((double)data->leased, leased, sizeof leased);
+    op_format_count((double)data->queued, queued, sizeof queued);
+    begin_line(p);
+    put(p, "data %s of %s sequences counted, %s leased, %s queued", counted, positions, leased, queued);
+    end_line(p);
+}
+
 static void paint_learner(struct painter *p, const struct op_view_learner *learner)
 {
     char rate[32], loss[32] = "-";
@@ -339,6 +356,7 @@ void op_render_frame(const struct op_view *view, const struct op_render_options 
     paint_head(&painter);
     paint_progress(&painter);
     paint_validation(&painter);
+    paint_data(&painter);
     /* The last line stays free, so that the terminal never scrolls. */
     uint32_t left = options->height > frame->line_count + 1 ? options->height - frame->line_count - 1 : 0;
     uint32_t events = DL_MIN(view->event_count, DL_MAX(left / 3, DL_MIN(left, 3u)));

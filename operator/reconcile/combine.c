@@ -74,6 +74,7 @@ static void combine_choices(struct op_job_status *all, const struct op_job_statu
         all->loss = one->loss;
     }
     all->tokens = DL_MAX(all->tokens, one->tokens);
+    all->data = one->data.known ? one->data : all->data;
 }
 
 static void combine_learner(struct op_learner_status *all, const struct op_learner_status *one)

@@ -193,6 +193,15 @@ static void counters_parse(const cJSON *tree, struct op_job_status *status)
     status->uptime_seconds = op_json_double(tree, "uptimeSeconds", 0);
 }
 
+static struct op_data_status data_parse(const cJSON *tree)
+{
+    return (struct op_data_status){.known = tree != NULL,
+                                   .positions = op_json_u64(tree, "positions", 0),
+                                   .counted = op_json_u64(tree, "counted", 0),
+                                   .leased = op_json_u64(tree, "leased", 0),
+                                   .queued = op_json_u64(tree, "queued", 0)};
+}
+
 enum dl_rc op_status_parse_tree(const cJSON *tree, struct op_job_status *out, struct dl_err *err)
 {
     if (op_json_text(tree, "phase", NULL) == NULL) {
@@ -221,6 +230,7 @@ enum dl_rc op_status_parse_tree(const cJSON *tree, struct op_job_status *out, st
     const cJSON *validation = cJSON_GetObjectItemCaseSensitive(tree, "validation");
     status.validation_first = validation_parse(cJSON_GetObjectItemCaseSensitive(validation, "first"));
     status.validation_last = validation_parse(cJSON_GetObjectItemCaseSensitive(validation, "last"));
+    status.data = data_parse(cJSON_GetObjectItemCaseSensitive(tree, "data"));
     status.result = op_status_result_parse(op_json_text(tree, "result", NULL));
     counters_parse(tree, &status);
     if (!learners_parse(cJSON_GetObjectItemCaseSensitive(tree, "learners"), &status) ||
@@ -331,6 +341,14 @@ void op_status_put(const struct op_job_status *status, struct op_json_out *out)
         op_json_object_begin(out, "validation");
         put_validation("first", &status->validation_first, out);
         put_validation("last", &status->validation_last, out);
+        op_json_object_end(out);
+    }
+    if (status->data.known) {
+        op_json_object_begin(out, "data");
+        op_json_put_u64(out, "positions", status->data.positions);
+        op_json_put_u64(out, "counted", status->data.counted);
+        op_json_put_u64(out, "leased", status->data.leased);
+        op_json_put_u64(out, "queued", status->data.queued);
         op_json_object_end(out);
     }
     put_learners(status, out);

@@ -10,6 +10,7 @@
  *   mean      tokensMerged, weighted by the shards' fragment counts
  *   the shard that has heard of the most tokens   loss, message of equal phases
  *   validation   first: the one with the fewest tokens; last: the one with the most
+ *   data      of the shard that keeps the ledger (shard 0)
  *   result    present once every shard has one; the worst of failed, timeout, requested, succeeded
  *
  * Shards that do not answer are left out and counted: `shards_heard` of `shards`.
@@ -72,6 +73,11 @@ struct op_validation {
     uint64_t tokens, round;
 };
 
+struct op_data_status { /* The job's data, in sequences. */
+    bool known;
+    uint64_t positions, counted, leased, queued;
+};
+
 enum { OP_LEAVE_KINDS = 5, OP_TIME_KINDS = 6 };
 extern const char *const op_leave_names[OP_LEAVE_KINDS]; /* goodbye, preempted, lost, superseded, protocol */
 extern const char *const op_time_names[OP_TIME_KINDS];   /* wait, transfer, grace, merge, commit, total */
@@ -88,6 +94,7 @@ struct op_job_status {
     uint32_t quorum_have, quorum_need;
     uint32_t learners_wanted, connected;
     struct op_validation validation_first, validation_last;
+    struct op_data_status data;
     uint64_t verdicts[DL_VERDICT_COUNT];
     uint64_t joins, leaves[OP_LEAVE_KINDS], refusals;
     double times[OP_TIME_KINDS]; /* Seconds. */

@@ -82,6 +82,7 @@ static const char shard_0[] =
     "{\"job\":\"demo\",\"shard\":0,\"shards\":2,\"epoch\":5,\"phase\":\"Training\",\"message\":\"2/2 "
     "learners\",\"round\":10,\"step\":40,"
     "\"tokens\":9007199254740993,\"tokensMerged\":100,\"tokenBudget\":9007199254740999,\"loss\":2.5,\"goodput\":0.9,"
+    "\"data\":{\"positions\":1000,\"counted\":600,\"leased\":300,\"queued\":100},"
     "\"quorum\":{\"have\":2,\"need\":1},\"learnersWanted\":2,\"connected\":2,"
     "\"validation\":{\"first\":{\"loss\":5.5,\"tokens\":10,\"round\":0},\"last\":{\"loss\":3.5,\"tokens\":80,\"round\":"
     "9}},"
@@ -184,6 +185,9 @@ static void check_rules(const struct op_job_status *all)
     /* mean by fragments: (2 x 100 + 1 x 40) / 3 */
     CU_ASSERT_EQUAL(all->tokens_merged, 80);
     CU_ASSERT_EQUAL(all->loss, 2.5); /* Of the shard that has heard of more tokens. */
+    CU_ASSERT_TRUE(all->data.known); /* Of the only one that has it. */
+    CU_ASSERT(all->data.positions == 1000 && all->data.counted == 600 && all->data.leased == 300);
+    CU_ASSERT_EQUAL(all->data.queued, 100);
     CU_ASSERT_EQUAL(all->validation_first.loss, 5.5);
     CU_ASSERT_EQUAL(all->validation_last.loss, 3.4);
     CU_ASSERT_EQUAL(all->result, OP_STATUS_RESULT_NONE); /* Only one shard has one. */
