@@ -14,7 +14,6 @@
 
 #define TURN_MS 100
 #define RETRY_BUDGET 3 /* Of one peer, without progress: a broken connection costs 1, a stalled one 2. */
-#define CONNECT_NS (5 * DL_NS_PER_SECOND)
 
 enum stage { STAGE_PICK, STAGE_MANIFEST, STAGE_STATES, STAGE_FRAGMENTS, STAGE_OVER };
 
@@ -256,9 +255,8 @@ static void get_manifest(struct wk_fetch *fetch)
     enum dl_rc rc = DL_OK;
     if (!fetch->asked) {
         /* It answers at its next boundary: a step may take long, but others may be quicker. */
-        int64_t patience_ns =
-            DL_MIN(CONNECT_NS + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS, WK_FETCH_MANIFEST_NS);
-        rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0, DL_MAX(patience_ns, fetch->progress_ns),
+        int64_t patience_ns = fetch->progress_ns / 2 + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
+        rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0, DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS),
                           place_head, progress_head, fetch, &err);
         fetch->asked = rc == DL_OK;
     }
@@ -266,6 +264,8 @@ static void get_manifest(struct wk_fetch *fetch)
     if (rc == DL_OK) {
         fetch->asked = false;
         take_manifest(fetch);
+    } else if (rc == DL_ENET) {
+        failed(fetch, 0, &err);
     } else if (rc != DL_AGAIN) {
         next_peer(fetch, &err);
     }

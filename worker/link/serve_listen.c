@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <netdb.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/mem.h"
@@ -29,6 +31,7 @@ static enum dl_rc split(const char *text, char *host, size_t host_bytes, char *p
     size_t length = host_end == NULL ? host_bytes : (size_t)(host_end - at);
     size_t port_length = port_at == NULL ? 0 : strlen(port_at);
     bool digits = port_at == NULL || (port_length > 0 && strspn(port_at, "0123456789") == port_length);
+    digits = digits && (port_at == NULL || (port_length <= 5 && strtoul(port_at, NULL, 10) <= UINT16_MAX));
     if (length >= host_bytes || !digits || port_length >= port_bytes || strpbrk(text, " \t\r\n/@,") != NULL) {
         return dl_err_set(err, DL_EINVAL, "serve state: \"%.100s\" is no address; give host:port", text);
     }
