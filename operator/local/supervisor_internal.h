@@ -28,6 +28,7 @@ struct op_child { /* A process, from its start until the planner says forget. */
     int64_t since_ns, started_ns;
     bool is_ready;     /* Syncers: their port is known. */
     bool is_connected; /* Learners: as last seen in the status. */
+    bool has_state;    /* Learners: it is known that they took over a peer's state. */
     bool was_told;     /* Syncers: to end the job. */
     enum op_end end;
     int code;

@@ -54,6 +54,11 @@ static void connect_learners(struct op_supervisor *s)
             continue;
         }
         const struct op_learner_status *seen = op_status_learner(&s->view->status, child->id);
+        if (seen != NULL && seen->state_from > 0 && !child->has_state && strcmp(seen->uid, child->uid) == 0) {
+            child->has_state = true;
+            op_events_add(&s->events, s->now_ns, "recovered", child->name, "took over the state of learner %u",
+                          seen->state_from - 1);
+        }
         bool is_connected = seen != NULL && seen->link == OP_LINK_CONNECTED && strcmp(seen->uid, child->uid) == 0;
         if (is_connected == child->is_connected) {
             continue;

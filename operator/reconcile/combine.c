@@ -92,6 +92,7 @@ static void combine_learner(struct op_learner_status *all, const struct op_learn
     all->heard_seconds_ago = DL_MIN(all->heard_seconds_ago, one->heard_seconds_ago);
     all->waited_seconds = DL_MAX(all->waited_seconds, one->waited_seconds);
     all->pushes_merged += one->pushes_merged;
+    all->state_from = DL_MAX(all->state_from, one->state_from);
     all->shards += one->shards;
 }
 

@@ -139,6 +139,7 @@ static bool learners_parse(const cJSON *array, struct op_job_status *status)
         learner->heard_seconds_ago = op_json_double(item, "heardSecondsAgo", 0);
         learner->pushes_merged = op_json_u64(item, "pushesMerged", 0);
         learner->waited_seconds = op_json_double(item, "waitedSeconds", 0);
+        learner->state_from = op_json_u32(item, "stateFrom", UINT32_MAX) + 1;
         learner->shards = op_json_u32(item, "shards", 1);
     }
     status->learner_count = count;
@@ -285,6 +286,9 @@ static void put_learners(const struct op_job_status *status, struct op_json_out 
         op_json_put_double(out, "heardSecondsAgo", learner->heard_seconds_ago);
         op_json_put_u64(out, "pushesMerged", learner->pushes_merged);
         op_json_put_double(out, "waitedSeconds", learner->waited_seconds);
+        if (learner->state_from > 0) {
+            op_json_put_u64(out, "stateFrom", learner->state_from - 1);
+        }
         op_json_put_u64(out, "shards", learner->shards);
         op_json_object_end(out);
     }

@@ -57,7 +57,8 @@ struct op_learner_status {
     uint64_t behind;                              /* Versions, the most over fragments. */
     double heard_seconds_ago, waited_seconds;
     uint64_t pushes_merged;
-    uint32_t shards; /* Shards that list it. */
+    uint32_t state_from; /* Learner whose state it took over, plus 1; 0: nobody's. */
+    uint32_t shards;     /* Shards that list it. */
 };
 
 struct op_fragment_status {

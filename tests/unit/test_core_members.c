@@ -49,6 +49,105 @@ static void test_full_is_refused_and_room_is_found_again(void)
     rig_free(rig);
 }
 
+/* --- J3, J6: whom a joiner may take its state from --- */
+
+/* Takes the job to a first state with `count` learners that all serve, as members 0 .. count - 1. */
+static void seed_serving(struct rig *rig, uint32_t count)
+{
+    rig_seed(rig, count);
+    for (uint32_t n = 0; n < count; n++) {
+        struct dl_wire_hello hello = rig_hello_of(rig, (int32_t)n, n + 100);
+        uint32_t member;
+        snprintf(hello.serve, sizeof hello.serve, "10.0.0.%u:7", n);
+        for (uint32_t p = 0; p < rig->spec->sync.fragments; p++) {
+            hello.fragments[hello.fragment_count++] = (struct dl_wire_fragment){.fragment = p, .version = 1};
+        }
+        CU_ASSERT_EQUAL_FATAL(rig_hello(rig, &hello, &member), DL_OK);
+        CU_ASSERT_EQUAL(member, n);
+    }
+}
+
+static uint32_t join_asking(struct rig *rig, int32_t learner)
+{
+    uint32_t member;
+    struct dl_wire_hello hello = rig_hello_of(rig, learner, (uint64_t)learner + 500);
+    hello.recover = 1;
+    CU_ASSERT_EQUAL_FATAL(rig_hello(rig, &hello, &member), DL_OK);
+    return member;
+}
+
+static void held(struct rig *rig, uint32_t member, uint32_t fragment, bool same)
+{
+    sy_core_on_held(rig->core, rig->now_ns, member, fragment, same);
+    rig_event(rig);
+}
+
+static void test_j3_a_joiner_is_told_of_peers_and_says_what_they_have(void)
+{
+    struct rig *rig = rig_start(rig_spec());
+    seed_serving(rig, 3);
+    uint32_t member = join_asking(rig, 5);
+    const struct sy_action *action = rig_action(rig, SY_ACT_PEERS, 0);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(action);
+    CU_ASSERT_EQUAL(action->member, member);
+    CU_ASSERT_EQUAL(action->as.peers.count, 3);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 0); /* Held back until it has said what it gets from them. */
+    held(rig, member, 0, true);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 0);
+    held(rig, member, 1, false);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 1);
+    CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_SEND, 0)->fragment, 1);
+    held(rig, member, 1, false); /* Once. */
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 0);
+    held(rig, member, 0, false); /* The peer that had it has failed. */
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 1);
+    held(rig, member, 9, false); /* Not of this job. */
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 0);
+    struct dl_wire_recovered recovered = {.learner = 2, .step = 9};
+    sy_core_on_recovered(rig->core, rig->now_ns, member, &recovered);
+    sy_core_on_recovered(rig->core, rig->now_ns, member, &recovered);
+    rig_event(rig);
+    CU_ASSERT_EQUAL(rig_view(rig).recoveries, 1);
+    struct sy_member_view view;
+    CU_ASSERT(sy_core_member(rig->core, member, &view));
+    CU_ASSERT_EQUAL(view.recovered_from, 2);
+    rig_free(rig);
+}
+
+/* Healthy: connected, serving, trained, heard of late, and with the current version of every fragment or the one before. */
+static void test_j3_only_healthy_peers_are_named(void)
+{
+    struct rig *rig = rig_start(rig_spec());
+    seed_serving(rig, 4);
+    sy_core_on_leave(rig->core, rig->now_ns, 0, SY_LEAVE_LOST);
+    rig_event(rig);
+    rig->now_ns += (int64_t)(rig->spec->sync.timeout_seconds * 0.6e9); /* Member 1 has gone silent. */
+    sy_core_on_heard(rig->core, rig->now_ns, 2);
+    sy_core_on_heard(rig->core, rig->now_ns, 3);
+    rig_event(rig);
+    uint32_t joiner = join_asking(rig, 5);
+    const struct sy_action *action = rig_action(rig, SY_ACT_PEERS, 0);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(action);
+    CU_ASSERT_EQUAL(action->as.peers.count, 2);
+    for (uint32_t i = 0; i < action->as.peers.count; i++) {
+        CU_ASSERT(action->as.peers.peers[i].learner == 2 || action->as.peers.peers[i].learner == 3);
+    }
+    (void)join_asking(rig, 6); /* Another joiner is no peer: it holds nothing yet. */
+    CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_PEERS, 0)->as.peers.count, 2);
+    (void)joiner;
+    rig_free(rig);
+}
+
+static void test_j3_without_a_peer_the_syncer_sends_at_once(void)
+{
+    struct rig *rig = rig_start(rig_spec());
+    rig_seed(rig, 2); /* They do not serve. */
+    (void)join_asking(rig, 5);
+    CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_PEERS, 0)->as.peers.count, 0);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), rig->spec->sync.fragments);
+    rig_free(rig);
+}
+
 static void test_any_free_id(void)
 {
     struct rig *rig = rig_start(rig_spec());
@@ -386,7 +485,10 @@ static void test_a_learner_ahead_of_the_syncer_is_sent_its_version(void)
 }
 
 UNIT_MAIN("core_members", {"J2 refusals", test_j2_refusals}, {"full", test_full_is_refused_and_room_is_found_again},
-          {"any free id", test_any_free_id}, {"J1 newer incarnation", test_j1_newer_incarnation_supersedes},
+          {"J3 a joiner is told of peers", test_j3_a_joiner_is_told_of_peers_and_says_what_they_have},
+          {"J3 only healthy peers", test_j3_only_healthy_peers_are_named},
+          {"J3 without a peer", test_j3_without_a_peer_the_syncer_sends_at_once}, {"any free id", test_any_free_id},
+          {"J1 newer incarnation", test_j1_newer_incarnation_supersedes},
           {"predecessor's push", test_predecessors_push_gives_way},
           {"J5 reconnects count nothing twice", test_reconnect_keeps_counters_and_counts_nothing_twice},
           {"joiner gets what it lacks", test_joiner_gets_what_it_lacks_before_it_is_pulled},
