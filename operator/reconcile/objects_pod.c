@@ -378,6 +378,21 @@ static void turn_into_evaluator(const struct op_render *render, cJSON *spec)
     add_mount(container, "diloco-output", OP_OUTPUT_PATH, false);
 }
 
+/* Learners of one job prefer different nodes, so that a lost node takes few of them along. */
+static void spread(const struct op_render *render, cJSON *spec)
+{
+    if (member(spec, "topologySpreadConstraints") != NULL) {
+        return;
+    }
+    cJSON *rule = op_tree_append(op_tree_array(spec, "topologySpreadConstraints"));
+    op_tree_number(rule, "maxSkew", 1);
+    op_tree_text(rule, "topologyKey", "kubernetes.io/hostname");
+    op_tree_text(rule, "whenUnsatisfiable", "ScheduleAnyway");
+    cJSON *labels = op_tree_object(op_tree_object(rule, "labelSelector"), "matchLabels");
+    op_tree_text(labels, OP_LABEL_JOB, render->spec->name);
+    op_tree_text(labels, OP_LABEL_ROLE, op_kind_name(OP_LEARNER));
+}
+
 static void complete_worker(const struct op_render *render, cJSON *spec, enum op_kind kind, uint32_t pool, uint32_t id)
 {
     const struct dl_pool_spec *from = &render->spec->learners.pools[pool];
@@ -386,7 +401,10 @@ static void complete_worker(const struct op_render *render, cJSON *spec, enum op
     op_tree_text(spec, "restartPolicy", "OnFailure"); /* A crash starts again in its place first. */
     if (kind == OP_EVALUATOR) {
         turn_into_evaluator(render, spec);
-    } else if (from->scavenge.enabled) {
+    } else {
+        spread(render, spec);
+    }
+    if (kind == OP_LEARNER && from->scavenge.enabled) {
         for (uint32_t i = 0; i < op_spot_label_count; i++) {
             tolerate(spec, op_spot_labels[i].key, "NoSchedule", 0);
         }

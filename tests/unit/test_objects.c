@@ -300,6 +300,7 @@ static void test_learner(void)
     CU_ASSERT(is_text(with(env, "name", "DILOCO_UID"), "valueFrom.fieldRef.fieldPath", "metadata.uid"));
     CU_ASSERT(is_text(with(env, "name", "DILOCO_JOB"), "value", "demo"));
     CU_ASSERT(is_text(own, "args.0", "learn"));
+    CU_ASSERT(is_text(pod, "topologySpreadConstraints.0.whenUnsatisfiable", "ScheduleAnyway"));
     CU_ASSERT(is_text(own, "terminationMessagePolicy", "FallbackToLogsOnError"));
     check_restricted(pod, "learner");
     check_grace(pod);
