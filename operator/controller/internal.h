@@ -69,7 +69,7 @@ struct op_job {
     bool is_filling;    /* It is being written there. */
     uint32_t replicas, learners_min;
     int64_t ttl_seconds;
-    uint64_t manifest_hash;
+    uint64_t manifest_hash, incarnation_base;
     struct op_problem spec_problem; /* Empty: the spec is fine. */
     struct op_wanted wanted;
     struct op_planner *planner;

@@ -67,6 +67,7 @@ static void take_spec(const struct op_controller *c, struct op_job *job, const s
 {
     op_wanted_from_spec(spec, spec->learners.replicas, &job->wanted);
     job->wanted.syncers_by_set = true;
+    job->wanted.incarnation_base = job->incarnation_base;
     job->wanted.generation = op_spec_digest(spec);
     job->has_evaluator = op_spec_has_evaluator(spec);
     job->wanted.evaluator = job->has_evaluator;
@@ -123,6 +124,15 @@ static void read_status(struct op_job *job, const cJSON *status)
     job->has_set = job->started_ns != 0;
 }
 
+/* An earlier process gave incarnations that may not be seen any more. None gives one a second to a learner, so that the
+ * seconds of the job's life are above all of them. */
+static uint64_t incarnation_base(const struct op_job *job, const cJSON *metadata)
+{
+    int64_t created_ns = op_wall_parse(op_json_text(metadata, "creationTimestamp", ""));
+    return job->has_phase && created_ns != 0 ? (uint64_t)DL_MAX((dl_wall_ns() - created_ns) / OP_SECOND, INT64_C(0))
+                                             : 0;
+}
+
 static struct op_job *job_new(struct op_controller *c, const struct op_object *object, const char *key)
 {
     struct op_job *job = calloc(1, sizeof *job);
@@ -141,6 +151,7 @@ static struct op_job *job_new(struct op_controller *c, const struct op_object *o
     }
     op_status_init(&job->view);
     read_status(job, member(object->json, "status"));
+    job->incarnation_base = incarnation_base(job, member(object->json, "metadata"));
     return job;
 }
 

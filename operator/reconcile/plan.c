@@ -457,10 +457,11 @@ static bool is_startable(struct op_planner *planner, const struct op_slot *slot)
 static void start(struct op_planner *planner, struct op_slot *slot)
 {
     enum op_reason reason = slot->reason == OP_REASON_REPLACEMENT ? OP_REASON_REPLACEMENT : OP_REASON_WANTED;
-    if (!op_planner_add(planner, OP_START, slot, slot->incarnation + 1, reason)) {
+    uint64_t incarnation = DL_MAX(slot->incarnation, planner->wanted->incarnation_base) + 1;
+    if (!op_planner_add(planner, OP_START, slot, incarnation, reason)) {
         return;
     }
-    slot->incarnation++;
+    slot->incarnation = incarnation;
     slot->expected = true;
     slot->seen = false;
     slot->restarts = 0;

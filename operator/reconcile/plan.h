@@ -109,6 +109,7 @@ struct op_wanted {
     int64_t deadline_ns;  /* Bound of the job's life from its start; 0: none. */
     bool endpoints_known; /* Learners have somewhere to connect to. */
     enum op_stop_wish wish;
+    uint64_t incarnation_base; /* First incarnations are above it: whoever planned before may have given lower ones. */
     uint64_t capacity_changes; /* Nodes added, freed or removed so far: ends the backoff of scavenging. */
     struct op_limits limits;
 };

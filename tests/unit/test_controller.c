@@ -377,6 +377,7 @@ static void test_another_operator_takes_over(void)
     fake_api_remove(w.rig.api, PODS "/demo-learner-1-1"); /* While nobody looked. */
     start_controller(&w);
     UNTIL(&w, count_pods(&w, "demo-learner-1-") == 1);
+    CU_ASSERT_FALSE(has_pod(&w, "demo-learner-1-1")); /* A name is not given twice, even by one who knows of none. */
     let_pass(&w, DL_NS_PER_SECOND / 2);
     CU_ASSERT_EQUAL(fake_api_requests(w.rig.api, "POST", "/pods"), made + 1);
     CU_ASSERT_EQUAL(fake_api_requests(w.rig.api, "DELETE", NULL), gone);
