@@ -15,6 +15,10 @@ JOB = "rough"
 LEARNERS = 4
 
 
+def incarnation(pod):
+    return int(pod["metadata"]["labels"]["diloco.dev/incarnation"])
+
+
 class Watch:
     """Who is who before a disruption; afterwards exactly the victims are others."""
 
@@ -38,13 +42,15 @@ class Watch:
                 check(uid(pod) == uid(self.before[learner]), f"learner {learner} was replaced, though nothing happened to it")
                 check(restarts(pod) == restarts(self.before[learner]), f"learner {learner} restarted")
         for victim in victims:
-            check(int(now[victim]["metadata"]["labels"]["diloco.dev/incarnation"]) >
-                  int(self.before[victim]["metadata"]["labels"]["diloco.dev/incarnation"]), f"learner {victim}: same incarnation")
+            check(incarnation(now[victim]) > incarnation(self.before[victim]), f"learner {victim}: no newer incarnation")
         return now
 
 
 def start(namespace):
-    pools = [{"name": "steady", "replicas": LEARNERS, "template": kube.pod_template(cpu="100m", memory="700Mi")}]
+    spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule",
+              "nodeTaintsPolicy": "Honor", "labelSelector": {"matchLabels": {"diloco.dev/job": JOB, "diloco.dev/role": "learner"}}}
+    template = kube.pod_template(cpu="100m", memory="700Mi", topologySpreadConstraints=[spread])  # Some on each node.
+    pools = [{"name": "steady", "replicas": LEARNERS, "template": template}]
     # More tokens than can be trained until the disruptions are over; the budget is set to what has been trained afterwards.
     namespace.apply(kube.job(JOB, replicas=LEARNERS, shards=2, pools=pools, training={"tokenBudget": 10**9},
                              sync={"quorum": 3}, learners={"min": LEARNERS},
@@ -88,6 +94,12 @@ def container_cgroup(pod, container):
     raise Failed(f"no memory cgroup of {pod['metadata']['name']}")
 
 
+def processes(pod, container):
+    procs = os.path.join(container_cgroup(pod, container), "cgroup.procs")
+    with open(procs, encoding="ascii") as lines:
+        return [int(line) for line in lines]
+
+
 HOG = """
 import os, sys, time
 open(sys.argv[1], "w").write("0")
@@ -104,7 +116,7 @@ time.sleep(60)
 def use_up_memory(pod, container):
     """Takes the rest of the container's memory from within its cgroup until the kernel has killed the container's process."""
     procs = os.path.join(container_cgroup(pod, container), "cgroup.procs")
-    victims = [int(line) for line in open(procs, encoding="ascii").read().split()]
+    victims = processes(pod, container)
     hog = subprocess.Popen([sys.executable, "-c", HOG, procs], start_new_session=True)
     try:
         wait(f"{container} of {pod['metadata']['name']} is killed for memory", 60,
@@ -149,12 +161,21 @@ def syncer_killed(namespace):
 
 
 def operator_killed(namespace, release):
-    """In the middle of replacing three learners the leading operator is killed; the other takes over (K9)."""
+    """In the middle of replacing three learners the leading operator gets SIGKILL; the other takes over within the lease (K9)."""
     watch = Watch(namespace)
     leader = wait("a leader", 30, release.leader)
+    pod = next(pod for pod in release.pods() if pod["metadata"]["name"] == leader)
+    holder = release.holder()
     namespace.kubectl("delete", "pod", *(watch.before[i]["metadata"]["name"] for i in (0, 1, 2)), "--wait=false")
-    kubectl("-n", release.namespace, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
-    watch.replaced([0, 1, 2], 90)
+    if kube.OWN_CLUSTER:
+        for process in processes(pod, "operator"):
+            os.kill(process, signal.SIGKILL)
+    else:
+        kubectl("-n", release.namespace, "delete", "pod", leader, "--grace-period=0", "--force", "--wait=false")
+    killed = time.monotonic()
+    wait("another holds the lease", 30, lambda: release.holder() not in ("", holder))
+    print(f"  taken over after {time.monotonic() - killed:.1f} s")
+    watch.replaced([0, 1, 2], 60)
     names = [pod["metadata"]["labels"]["diloco.dev/learner-id"] for pod in namespace.list(
         "pods", f"diloco.dev/job={JOB},diloco.dev/role=learner") if not pod["metadata"].get("deletionTimestamp")]
     check(sorted(names) == [str(i) for i in range(LEARNERS)], f"learner ids {sorted(names)}: twins")
@@ -188,9 +209,17 @@ def no_budget_consumed(namespace):
     return job
 
 
+def finished(namespace):
+    """The budget is lowered to little more than what has been trained; the job ends well."""
+    trained = namespace.job(JOB)["status"]["syncer"].get("tokens", 0)
+    namespace.kubectl("patch", "ddj", JOB, "--type=merge", "-p", f'{{"spec":{{"training":{{"tokenBudget":{trained + 20000}}}}}}}')
+    phase = wait("the job's end", 150, lambda: namespace.phase(JOB) in ("Succeeded", "Failed") and namespace.phase(JOB))
+    check(phase == "Succeeded", f"{phase}: {namespace.job(JOB)['status']}")
+
+
 def rough_times():
     with Release("diloco", "diloco-system") as release, Namespace("rough") as namespace:
-        start(namespace)
+        timed(start, namespace)
         for step in (deleted_and_evicted, syncer_killed):
             timed(step, namespace)
         if kube.OWN_CLUSTER:
@@ -199,10 +228,7 @@ def rough_times():
         if kube.OWN_CLUSTER:
             timed(node_not_ready, namespace)
         no_budget_consumed(namespace)
-        trained = namespace.job(JOB)["status"]["syncer"].get("tokens", 0)
-        namespace.kubectl("patch", "ddj", JOB, "--type=merge", "-p", f'{{"spec":{{"training":{{"tokenBudget":{trained + 20000}}}}}}}')
-        phase = wait("the job's end", 120, lambda: namespace.phase(JOB) in ("Succeeded", "Failed") and namespace.phase(JOB))
-        check(phase == "Succeeded", f"{phase}: {namespace.job(JOB)['status']}")
+        timed(finished, namespace)
 
 
 def timed(step, *arguments):

@@ -279,12 +279,15 @@ class Release:
         return json.loads(kubectl("-n", self.namespace, "get", "pods", "-l", f"app.kubernetes.io/instance={self.name}", "-o",
                                   "json").stdout)["items"]
 
+    def holder(self):
+        """Who holds the operators' lease; empty: nobody."""
+        leases = json.loads(kubectl("-n", self.namespace, "get", "leases", "-o", "json").stdout)["items"]
+        return next((lease["spec"].get("holderIdentity") or "" for lease in leases if "diloco" in lease["metadata"]["name"]), "")
+
     def leader(self):
         """Name of the operator pod that holds the lease, or None."""
-        leases = json.loads(kubectl("-n", self.namespace, "get", "leases", "-o", "json").stdout)["items"]
-        holders = [lease["spec"].get("holderIdentity") or "" for lease in leases if "diloco" in lease["metadata"]["name"]]
-        return next((pod["metadata"]["name"] for pod in self.pods() for holder in holders
-                     if pod["metadata"]["name"] in holder), None)
+        holder = self.holder()
+        return next((pod["metadata"]["name"] for pod in self.pods() if pod["metadata"]["name"] in holder), None)
 
     def logs(self, tail=60):
         for pod in self.pods():
