@@ -9,7 +9,9 @@
 #include "common/mem.h"
 #include "operator/controller/internal.h"
 
-#define TURNS_MAX 64 /* Looks at jobs before the network has its turn again. */
+#define TURNS_MAX 64   /* Looks at jobs before the network has its turn again. */
+#define BACKLOG_MAX 32 /* While so many requests wait no job is looked at: what is new then comes before what is old. */
+#define BACKLOG_NS INT64_C(5000000)
 
 const struct op_resource op_res_jobs = {"diloco.dev", "v1alpha1", "decoupleddilocojobs", DL_SPEC_KIND, true};
 
@@ -21,7 +23,11 @@ static void schedule(struct op_controller *c)
     if (next_ns == INT64_MAX || !op_controller_is_synced(c)) {
         op_timer_stop(c->loop, &c->pump);
     } else {
-        op_timer_start(c->loop, &c->pump, next_ns);
+        bool is_full = op_client_backlog(c->client) >= BACKLOG_MAX;
+        int64_t due_ns = is_full ? DL_MAX(next_ns, op_loop_now_ns(c->loop) + BACKLOG_NS) : next_ns;
+        if (!is_full || !c->pump.is_running || c->pump.due_ns > due_ns) { /* Else every change would put it off. */
+            op_timer_start(c->loop, &c->pump, due_ns);
+        }
     }
 }
 
@@ -39,7 +45,7 @@ void op_controller_wake(struct op_controller *c, const char *job_key, int64_t du
 static void on_pump(void *context, int64_t now_ns)
 {
     struct op_controller *c = context;
-    for (int i = 0; i < TURNS_MAX; i++) {
+    for (int i = 0; i < TURNS_MAX && op_client_backlog(c->client) < BACKLOG_MAX; i++) {
         const char *next = op_queue_take(c->queue, now_ns);
         if (next == NULL) {
             break;

@@ -33,6 +33,12 @@ static enum dl_rc send_to(struct op_client *client, struct op_path *path, struct
     return rc;
 }
 
+/* Nobody waits for an event. */
+static bool is_background(const struct op_ref *ref)
+{
+    return ref->resource == &op_res_events;
+}
+
 static enum dl_rc send_object(struct op_client *client, const struct op_ref *ref, struct op_request request,
                               const char *text, struct op_reply_to to, struct dl_err *err)
 {
@@ -62,7 +68,8 @@ enum dl_rc op_api_create(struct op_client *client, const struct op_ref *ref, con
         return dl_err_set(err, DL_EINVAL, "cannot create %s '%.80s' without a namespace", ref->resource->kind,
                           ref->name != NULL ? ref->name : "");
     }
-    return send_to(client, &path, (struct op_request){.method = "POST"}, text, to, err);
+    struct op_request request = {.method = "POST", .is_background = is_background(ref)};
+    return send_to(client, &path, request, text, to, err);
 }
 
 enum dl_rc op_api_apply(struct op_client *client, const struct op_ref *ref, const char *text, struct op_reply_to to,
@@ -86,7 +93,8 @@ enum dl_rc op_api_update(struct op_client *client, const struct op_ref *ref, con
 enum dl_rc op_api_merge_patch(struct op_client *client, const struct op_ref *ref, const char *text,
                               struct op_reply_to to, struct dl_err *err)
 {
-    struct op_request request = {.method = "PATCH", .content_type = MERGE_TYPE, .is_repeatable = true};
+    struct op_request request = {
+        .method = "PATCH", .content_type = MERGE_TYPE, .is_repeatable = true, .is_background = is_background(ref)};
     return send_object(client, ref, request, text, to, err);
 }
 

@@ -29,7 +29,10 @@ static void wake_pump(struct op_client *client, int64_t due_ns)
 static struct op_call_list *lane_of(struct op_call *call)
 {
     struct op_client *client = call->client;
-    return call->is_foreign ? &client->foreign : call->request.is_urgent ? &client->urgent : &client->ordinary;
+    return call->is_foreign              ? &client->foreign
+           : call->request.is_urgent     ? &client->urgent
+           : call->request.is_background ? &client->background
+                                         : &client->ordinary;
 }
 
 static void line_up(struct op_call *call)
@@ -38,6 +41,7 @@ static void line_up(struct op_call *call)
     call->queued_ns = op_loop_now_ns(call->client->loop);
     TAILQ_INSERT_TAIL(lane_of(call), call, waiting);
     call->client->waiting_count++;
+    call->client->ordinary_count += lane_of(call) == &call->client->ordinary;
     wake_pump(call->client, call->queued_ns);
 }
 
@@ -46,6 +50,7 @@ static void leave_lane(struct op_call *call)
     if (call->phase == OP_CALL_WAITING) {
         TAILQ_REMOVE(lane_of(call), call, waiting);
         call->client->waiting_count--;
+        call->client->ordinary_count -= lane_of(call) == &call->client->ordinary;
     }
 }
 
@@ -274,6 +279,14 @@ static bool take_token(struct op_client *client, int64_t now_ns, int64_t *due_ns
     return true;
 }
 
+/* Whose turn it is among those that are not urgent; NULL: nobody waits. */
+static struct op_call *next_call(const struct op_client *client)
+{
+    struct op_call *call = TAILQ_FIRST(&client->ordinary), *other = TAILQ_FIRST(&client->background);
+    bool is_due = call == NULL || client->ordinary_run >= OP_CLIENT_BACKGROUND_SHARE - 1;
+    return other != NULL && is_due ? other : call;
+}
+
 static void on_pump(void *context, int64_t now_ns)
 {
     struct op_client *client = context;
@@ -284,7 +297,7 @@ static void on_pump(void *context, int64_t now_ns)
         struct op_call *call = TAILQ_FIRST(&client->urgent);
         int64_t due_ns = 0;
         bool is_urgent = call != NULL;
-        call = is_urgent ? call : TAILQ_FIRST(&client->ordinary);
+        call = is_urgent ? call : next_call(client);
         if (call == NULL) {
             return;
         }
@@ -304,6 +317,7 @@ static void on_pump(void *context, int64_t now_ns)
             wake_pump(client, due_ns);
             return;
         }
+        client->ordinary_run = call->request.is_background ? 0 : client->ordinary_run + !is_urgent;
         start(call, now_ns);
     }
 }
@@ -330,6 +344,7 @@ enum dl_rc op_client_new(struct op_loop *loop, const struct op_config *config, c
     TAILQ_INIT(&client->aborting);
     TAILQ_INIT(&client->urgent);
     TAILQ_INIT(&client->ordinary);
+    TAILQ_INIT(&client->background);
     TAILQ_INIT(&client->foreign);
     if (options != NULL) {
         client->options = *options;
@@ -488,6 +503,11 @@ void op_client_cancel(struct op_client *client, uint64_t id)
             return;
         }
     }
+}
+
+uint32_t op_client_backlog(const struct op_client *client)
+{
+    return client->ordinary_count;
 }
 
 uint32_t op_client_pending(const struct op_client *client)

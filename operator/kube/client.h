@@ -24,7 +24,8 @@
 
 #define OP_CLIENT_WAITING_MAX 20000          /* Requests that wait for their turn. */
 #define OP_CLIENT_BODY_BYTES_MAX (64u << 20) /* An answer larger than this is DL_EPROTO. */
-#define OP_CLIENT_TIMEOUT_MS 30000           /* Of a request that names none. */
+#define OP_CLIENT_BACKGROUND_SHARE 8
+#define OP_CLIENT_TIMEOUT_MS 30000 /* Of a request that names none. */
 
 struct op_client; /* Opaque. */
 
@@ -78,6 +79,7 @@ struct op_request {
     int64_t timeout_ms; /* Over all tries; 0: OP_CLIENT_TIMEOUT_MS. */
     bool is_repeatable; /* May be sent again when its fate is unknown. GET, PUT and DELETE are by themselves. */
     bool is_urgent;     /* Passes the rate limit and other requests: leases. */
+    bool is_background; /* Gives way to other requests, but for every OP_CLIENT_BACKGROUND_SHARE-th: events. */
     bool is_unguarded;  /* A write that the guard does not stop: leases. */
     bool is_once;       /* Is never tried again by the client. */
     op_result_fn *done; /* NULL: nobody wants to know. */
@@ -105,6 +107,10 @@ DL_MUST_CHECK enum dl_rc op_client_send(struct op_client *client, const struct o
 /* Its `done` is not called any more. An id that is finished or 0 is fine. */
 void op_client_cancel(struct op_client *client, uint64_t id);
 uint32_t op_client_pending(const struct op_client *client); /* Waiting and in flight, streams not counted. */
+
+/* Ordinary requests that wait for their turn. Deadlines run meanwhile, and bodies take memory: who makes many of them
+ * should wait while there are many. */
+uint32_t op_client_backlog(const struct op_client *client);
 
 /* Writes (everything but GET) pass only while `may_write` is true (NULL: always), looked at when a try starts.
  * Others end with DL_EDENIED. */

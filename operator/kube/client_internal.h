@@ -54,7 +54,8 @@ struct op_client {
     char *base_url;                /* Without a slash at the end. */
     struct curl_slist *connect_to; /* When the certificate is for another name. */
     struct op_call_list all, aborting;
-    struct op_call_list urgent, ordinary, foreign; /* Those that wait. */
+    struct op_call_list urgent, ordinary, background, foreign; /* Those that wait. */
+    uint32_t ordinary_count, ordinary_run;                     /* Of them; begun since one in the background was. */
     uint32_t waiting_count, in_flight, foreign_in_flight, streams;
     uint64_t last_id;
     struct op_timer pump;

@@ -320,6 +320,37 @@ static void test_bounds_and_rate(void)
     rig_stop(&rig); /* With all of them waiting. */
 }
 
+/* Events give way to what changes something, but not for ever; both are bounded by in_flight_max. */
+static void test_background_gives_way(void)
+{
+    struct rig rig;
+    rig.api = fake_api_start(NULL);
+    struct op_config config = fake_api_config(rig.api);
+    struct op_client_options options = {.qps = 10000, .burst = 10000, .in_flight_max = 1};
+    rig_start_with(&rig, &config, &options);
+    fake_api_put(rig.api, POD_PATH, POD_TEXT);
+    struct rig_answer events[8], others[40];
+    struct op_ref event = {.resource = &op_res_events, .space = "a", .name = "e"}, pod = RIG_POD("x");
+    const char *text = "{\"apiVersion\":\"events.k8s.io/v1\",\"kind\":\"Event\",\"metadata\":{\"generateName\":\"e\"}}";
+    for (size_t i = 0; i < DL_COUNT_OF(events); i++) {
+        CU_ASSERT_EQUAL(op_api_create(rig.client, &event, text, rig_to(&events[i]), NULL), DL_OK);
+    }
+    CU_ASSERT_EQUAL(op_client_backlog(rig.client), 0);
+    for (size_t i = 0; i < DL_COUNT_OF(others); i++) {
+        CU_ASSERT_EQUAL(op_api_get(rig.client, &pod, rig_to(&others[i]), NULL), DL_OK);
+    }
+    CU_ASSERT_EQUAL(op_client_backlog(rig.client), DL_COUNT_OF(others));
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, others[DL_COUNT_OF(others) - 1].calls > 0));
+    int done = 0;
+    for (size_t i = 0; i < DL_COUNT_OF(events); i++) {
+        done += events[i].calls;
+    }
+    CU_ASSERT(done >= 4 && done <= 40 / (OP_CLIENT_BACKGROUND_SHARE - 1) + 1);
+    CU_ASSERT_EQUAL(op_client_backlog(rig.client), 0);
+    CU_ASSERT_TRUE(RIG_UNTIL(&rig, op_client_pending(rig.client) == 0));
+    rig_stop(&rig);
+}
+
 static void test_cancel(void)
 {
     struct rig rig;
@@ -617,6 +648,7 @@ UNIT_MAIN("kube_client", {"verbs", test_verbs}, {"replicas 0 is sent", test_scal
           {"empty names are refused", test_refuses_empty_names}, {"every status", test_every_status},
           {"retries by cause", test_retries_by_cause}, {"transport failures", test_transport_failures},
           {"server down", test_server_down_then_up}, {"connections are reused", test_one_connection_is_reused},
-          {"bounds and rate", test_bounds_and_rate}, {"cancel", test_cancel}, {"K9 guard", test_guard},
-          {"token is read again", test_token_is_read_again}, {"exec plugin", test_exec_plugin}, {"tls", test_tls},
-          {"fetch and proxy", test_fetch_and_proxy}, {"K12 metrics", test_metrics})
+          {"bounds and rate", test_bounds_and_rate}, {"events give way", test_background_gives_way},
+          {"cancel", test_cancel}, {"K9 guard", test_guard}, {"token is read again", test_token_is_read_again},
+          {"exec plugin", test_exec_plugin}, {"tls", test_tls}, {"fetch and proxy", test_fetch_and_proxy},
+          {"K12 metrics", test_metrics})

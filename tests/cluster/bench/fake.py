@@ -48,7 +48,8 @@ class World:
 
     async def worker(self):
         while True:
-            await (await self.work.get())
+            what, *arguments = await self.work.get()
+            await what(*arguments)
 
     # --- pods
 
@@ -67,13 +68,13 @@ class World:
             self.deleted[learner] = now
             owner = meta.get("ownerReferences", [{}])[0]
             if owner.get("kind") == "StatefulSet":
-                self.work.put_nowait(self.fill_set(meta["namespace"], owner["name"]))
+                self.work.put_nowait((self.fill_set, meta["namespace"], owner["name"]))
             return
         if uid not in self.pods:
             self.added[learner] = now
-            self.work.put_nowait(self.run_pod(meta["namespace"], meta["name"], len(self.pods), job))
+            self.work.put_nowait((self.run_pod, meta["namespace"], meta["name"], len(self.pods), job))
         elif meta.get("deletionTimestamp") and not self.pods[uid]["metadata"].get("deletionTimestamp"):
-            self.work.put_nowait(self.end_pod(meta["namespace"], meta["name"]))
+            self.work.put_nowait((self.end_pod, meta["namespace"], meta["name"]))
         self.pods[uid] = self.by_job[job][uid] = pod
         self.answers.pop(job, None)
 
@@ -106,7 +107,7 @@ class World:
         is_new = self.sets.get(key, {}).get("metadata", {}).get("generation") != found["metadata"]["generation"]
         self.sets[key] = found
         if is_new:
-            self.work.put_nowait(self.fill_set(*key))
+            self.work.put_nowait((self.fill_set, *key))
 
     async def fill_set(self, space, name):
         found = self.sets.get((space, name))

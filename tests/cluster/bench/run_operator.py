@@ -3,10 +3,12 @@
 syncers are faked through the API). Figures in build/results/operator.json.
 
     make bench-operator
-    run_operator.py --build build/release [--jobs 1000] [--learners 8]
+    run_operator.py --build build/release [--jobs 1000] [--learners 8] [--yardstick]
+
+With --yardstick a controller as it is usually written in Go (yardstick/main.go) does the same to the same objects afterwards.
 
 event_to_action: from the watch event of a learner's pod that is gone to the watch event of its replacement, both as another
-client of the API server sees them. Runs in a network of its own, so that no port is taken from others."""
+client of the API server sees them. Runs with a network and processes of its own, so that no port is taken from others and nothing stays."""
 import argparse
 import asyncio
 import json
@@ -14,6 +16,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -190,6 +193,27 @@ async def resync(operator, world, jobs):
     return ended - started
 
 
+class Yardstick(Operator):
+    def __init__(self, options, plane, log):
+        super().__init__(options, plane, log)
+        self.command = [str(options.yardstick), str(plane.kubeconfig), f"127.0.0.1:{PROBE_PORT}"]
+
+
+async def measure_yardstick(options, plane, log, api, world, jobs, figures):
+    other = Yardstick(options, plane, log)
+    try:
+        started = other.start()
+        ended = await until("the yardstick is ready", 120, other.is_ready, world, other)
+        say(f"yardstick ready after {ended - started:.1f} s")
+        await asyncio.sleep(5)
+        values = await latencies(api, world, other, jobs[1:], options.events)
+        figures["yardstick_go_event_to_action_p50_ms"] = percentile(values, 0.5), "ms"
+        figures["yardstick_go_event_to_action_p99_ms"] = percentile(values, 0.99), "ms"
+        figures["yardstick_go_rss_mb"] = other.status("VmHWM"), "MB"
+    finally:
+        other.stop()
+
+
 def percentile(values, share):
     return values[min(len(values) - 1, int(len(values) * share))]
 
@@ -225,6 +249,9 @@ async def measure(options, plane, log):
         figures["resync_1000_jobs_seconds"] = await resync(operator, world, options.jobs), "s"
         figures["operator_rss_mb"] = max(peak, operator.status("VmHWM")), "MB"
         figures["pods"] = len(world.pods), "pods"
+        if options.yardstick:
+            operator.stop()
+            await measure_yardstick(options, plane, log, api, world, jobs, figures)
     finally:
         operator.stop()
         await world.stop()
@@ -249,8 +276,12 @@ def run(options):
             log.flush()
             say(f"the operator's last lines ({log_path}):\n" + log_path.read_text(errors="replace")[-3000:])
             raise
-    entries = [{"name": name, "value": float(f"{value:.6g}"), "unit": unit, "ratio_to": None, "ratio": None}
-               for name, (value, unit) in figures.items()]
+    entries = []
+    for name, (value, unit) in figures.items():
+        yardstick = "yardstick_go_" + name.removeprefix("operator_")
+        ratio = float(f"{value / figures[yardstick][0]:.4g}") if yardstick in figures else None
+        entries.append({"name": name, "value": float(f"{value:.6g}"), "unit": unit, "ratio_to": yardstick if ratio else None,
+                        "ratio": ratio})
     results = ROOT / "build" / "results"
     results.mkdir(parents=True, exist_ok=True)
     (results / "operator.json").write_text("[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in entries) + "\n]\n")
@@ -265,11 +296,21 @@ def main():
     options.add_argument("--jobs", type=int, default=1000)
     options.add_argument("--learners", type=int, default=8, help="of each job; a syncer and an evaluator come on top")
     options.add_argument("--events", type=int, default=300, help="learners deleted one by one")
+    options.add_argument("--yardstick", nargs="?", const="", help="compare with a Go controller (the program, else it is built)")
     options.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = options.parse_args()
     if not options.inside:
         plane_module.tools()  # Built here, where there is a network.
-        os.execvp("unshare", ["unshare", "--net", "--fork", "--kill-child", sys.executable, __file__, "--inside", *sys.argv[1:]])
+        arguments = [f"--build={options.build}", f"--jobs={options.jobs}", f"--learners={options.learners}", f"--events={options.events}"]
+        if options.yardstick is not None:
+            program = pathlib.Path(options.yardstick or ROOT / "build" / "tools" / "yardstick")
+            if not options.yardstick:
+                program.parent.mkdir(parents=True, exist_ok=True)
+                subprocess.run([pathlib.Path(__file__).parent / "yardstick" / "build.sh", program], check=True)
+            arguments.append(f"--yardstick={program}")
+        os.execvp("unshare", ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=TERM", sys.executable, __file__, "--inside",
+                              *arguments])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that it clears up; whatever runs ends with this process.
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     run(options)
 
