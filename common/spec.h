@@ -154,6 +154,7 @@ struct dl_spec {
         uint32_t shards;
         char storage_size[32]; /* Kubernetes quantity. */
         char storage_class[DL_SPEC_NAME_MAX];
+        bool keep_pushes; /* Every merged push stays beside the versions, for replay of the merges alone. */
         uint16_t port; /* First port on one machine; 0: any free one. In a cluster: the Service's. */
         char *template_json;
     } syncer;

@@ -188,6 +188,10 @@ const struct dl_field dl_spec_fields[] = {
     TEXT("syncer.storage.size", syncer.storage_size, "20Gi", DL_FIELD_QUANTITY, "Volume of a shard."),
     TEXT("syncer.storage.storageClassName", syncer.storage_class, "", 0,
          "Storage class; empty: the cluster's default."),
+    BOOL("syncer.keepPushes", syncer.keep_pushes, "false",
+         "Keep every merged push in the state folder, so that `diloco replay --verify-only` can check all merges "
+         "without "
+         "training. They are never removed: learners x encoded model for every interval."),
     U16("syncer.port", syncer.port, "0", 0, 65535,
         "On one machine the first shard's port, the next ones follow; 0: any free ones."),
     {"syncer.template", DL_FIELD_RAW, AT(syncer.template_json), 0, NULL, NULL, 0, 0, 0,

@@ -28,6 +28,7 @@ static const char help[] =
     "  diloco replay RUN [options]           RUN: a run folder, or the state folder of every shard\n"
     "\n"
     "  --until ROUND       end after this round\n"
+    "  --from CHECKPOINT   begin with the versions of a checkpoint (its name or number); learners have to be younger\n"
     "  --verify-only       only the merges, from the pushes that the syncer kept (syncer.keepPushes)\n"
     "  --threads N         compute threads (default: the cores); the result does not depend on it\n"
     "  --json              the result as JSON\n"
@@ -39,6 +40,7 @@ static const char help[] =
 struct arguments {
     struct sim_replay_options options;
     bool json, quiet, help;
+    const char *from;
     char **folders;
     uint32_t folder_count;
 };
@@ -54,8 +56,9 @@ static bool parse_number(const char *text, uint64_t most, uint64_t *out)
 /* False: said what is wrong. */
 static bool parse(int argc, char **argv, struct arguments *out)
 {
-    enum { UNTIL = 256, VERIFY_ONLY, THREADS, JSON, QUIET, HELP };
+    enum { UNTIL = 256, FROM, VERIFY_ONLY, THREADS, JSON, QUIET, HELP };
     static const struct option options[] = {{"until", required_argument, NULL, UNTIL},
+                                            {"from", required_argument, NULL, FROM},
                                             {"verify-only", no_argument, NULL, VERIFY_ONLY},
                                             {"threads", required_argument, NULL, THREADS},
                                             {"json", no_argument, NULL, JSON},
@@ -70,6 +73,7 @@ static bool parse(int argc, char **argv, struct arguments *out)
         bool good = true;
         switch (c) {
         case UNTIL: good = parse_number(optarg, UINT64_MAX, &out->options.until); break;
+        case FROM: out->from = optarg; break;
         case VERIFY_ONLY: out->options.verify_only = true; break;
         case THREADS: good = parse_number(optarg, 64, &threads) && threads > 0; break;
         case JSON: out->json = true; break;
@@ -184,6 +188,10 @@ static int replay(struct sim_record *record, struct arguments *arguments)
         fprintf(stderr, "diloco replay: after %" PRIu64 " rounds that agree: %s\n", result.rounds, err.text);
         return DL_EXIT_USAGE;
     }
+    if (arguments->options.verify_only && result.rounds == 0 && !result.difference.found) {
+        fprintf(stderr, "diloco replay: no pushes were kept: set syncer.keepPushes, or leave out --verify-only\n");
+        return DL_EXIT_USAGE;
+    }
     return result.difference.found ? DL_EXIT_FAILED : DL_EXIT_OK;
 }
 
@@ -208,8 +216,14 @@ int main(int argc, char **argv)
     if (rc == DL_OK) {
         rc = sim_record_open(paths, folders.count, &record, &err);
     }
+    static uint64_t from[DL_SPEC_FRAGMENTS_MAX];
+    if (rc == DL_OK && arguments.from != NULL) {
+        rc = sim_record_checkpoint(record, arguments.from, from, &err);
+        arguments.options.from = from;
+    }
     if (rc != DL_OK) {
         fprintf(stderr, "diloco replay: %s\n", err.text);
+        sim_record_free(record);
         return DL_EXIT_USAGE;
     }
     int code = DL_EXIT_USAGE;

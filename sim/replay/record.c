@@ -165,11 +165,11 @@ static enum dl_rc need_peer(struct sim_record *record, const struct sim_entry *e
     return DL_OK;
 }
 
-enum dl_rc sim_record_plan(struct sim_record *record, uint64_t until, struct dl_err *err)
+enum dl_rc sim_record_plan(struct sim_record *record, struct dl_err *err)
 {
     for (uint32_t i = 0; i < record->commit_count; i++) {
         const struct sim_commit *commit = &record->commits[i];
-        for (uint32_t k = 0; k < commit->push_count && commit->round <= until; k++) {
+        for (uint32_t k = 0; k < commit->push_count && commit->wanted; k++) {
             const struct sim_push *push = &record->pushes[commit->first_push + k];
             uint32_t *needed = &record->incarnations[push->incarnation].needed;
             *needed = push->entry == SIM_NO_ENTRY ? *needed : DL_MAX(*needed, push->entry + 1);

@@ -60,6 +60,7 @@ struct sim_commit { /* A row of `commits`. */
     int64_t wall_ns;
     char *file; /* NULL: no longer kept. */
     bool recovered;
+    bool wanted; /* To be made again. */
     uint32_t first_push, push_count;
 };
 
@@ -92,8 +93,12 @@ DL_MUST_CHECK enum dl_rc sim_record_open(const char *const *folders, uint32_t co
                                          struct dl_err *err);
 void sim_record_free(struct sim_record *record); /* NULL is fine. */
 
-/* Finds how far each process has to be executed for all versions up to round `until`, and what is taken over on the way. */
-DL_MUST_CHECK enum dl_rc sim_record_plan(struct sim_record *record, uint64_t until, struct dl_err *err);
+/* The versions of a checkpoint, by its name or number; `versions` has room for every fragment. DL_ENOTFOUND. */
+DL_MUST_CHECK enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions,
+                                               struct dl_err *err);
+
+/* Finds how far each process has to be executed for all wanted versions, and what is taken over on the way. */
+DL_MUST_CHECK enum dl_rc sim_record_plan(struct sim_record *record, struct dl_err *err);
 /* NULL: nobody takes over this state. */
 struct sim_capture *sim_record_capture(const struct sim_record *record, uint32_t incarnation, uint64_t step);
 /* The process that a `state` entry names; SIM_NO_INCARNATION: it is not in the tape. */

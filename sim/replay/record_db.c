@@ -352,21 +352,68 @@ static enum dl_rc read_all(struct tape *tape, struct dl_err *err)
     return rc == DL_OK ? read_commits(tape, err) : rc;
 }
 
+static enum dl_rc open_tape(struct tape *tape, struct dl_err *err)
+{
+    char path[SIM_PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/tape.db", tape->folder);
+    if (sqlite3_open_v2(path, &tape->db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) {
+        return dl_err_set(err, DL_ENOTFOUND, "opening %s: %s", path,
+                          tape->db == NULL ? "no memory" : sqlite3_errmsg(tape->db));
+    }
+    sqlite3_busy_timeout(tape->db, 5000);
+    return DL_OK;
+}
+
 enum dl_rc sim_record_read(struct sim_record *record, const char *folder, struct dl_err *err)
 {
     struct tape tape = {.record = record, .folder = folder};
-    char path[SIM_PATH_MAX + 16];
-    snprintf(path, sizeof path, "%s/tape.db", folder);
-    enum dl_rc rc = DL_OK;
-    if (sqlite3_open_v2(path, &tape.db, SQLITE_OPEN_READONLY, NULL) != SQLITE_OK) {
-        rc = dl_err_set(err, DL_ENOTFOUND, "opening %s: %s", path,
-                        tape.db == NULL ? "no memory" : sqlite3_errmsg(tape.db));
-    }
+    enum dl_rc rc = open_tape(&tape, err);
     if (rc == DL_OK) {
-        sqlite3_busy_timeout(tape.db, 5000);
         rc = read_all(&tape, err);
     }
     sqlite3_close(tape.db);
     free(tape.incarnations);
     return rc;
+}
+
+/* --- checkpoints --- */
+
+static enum dl_rc read_checkpoint(struct tape *tape, const char *name, uint64_t *versions, struct dl_err *err)
+{
+    AUTO_STATEMENT *row = NULL;
+    if (sqlite3_prepare_v2(tape->db,
+                           "SELECT fragment, version FROM checkpoint_fragments JOIN checkpoints USING(id)"
+                           " WHERE complete = 1 AND (name = ?1 OR CAST(id AS TEXT) = ?1)",
+                           -1, &row, NULL) != SQLITE_OK) {
+        return DL_OK; /* A tape without such tables. */
+    }
+    sqlite3_bind_text(row, 1, name, -1, SQLITE_STATIC);
+    int code = sqlite3_step(row);
+    for (; code == SQLITE_ROW; code = sqlite3_step(row)) {
+        if (u32(row, 0) < tape->record->layout->fragment_count) {
+            versions[u32(row, 0)] = u64(row, 1);
+        }
+    }
+    return code == SQLITE_DONE ? DL_OK : fail(tape, "checkpoints", err);
+}
+
+enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions, struct dl_err *err)
+{
+    memset(versions, 0, record->layout->fragment_count * sizeof *versions);
+    for (uint32_t i = 0; i < record->shards; i++) {
+        struct tape tape = {.record = record, .folder = record->folders[i]};
+        enum dl_rc rc = open_tape(&tape, err);
+        rc = rc == DL_OK ? read_checkpoint(&tape, name, versions, err) : rc;
+        sqlite3_close(tape.db);
+        if (rc != DL_OK) {
+            return rc;
+        }
+    }
+    for (uint32_t f = 0; f < record->layout->fragment_count; f++) {
+        if (sim_record_commit(record, f, versions[f]) == NULL) {
+            return dl_err_set(err, DL_ENOTFOUND, "there is no complete checkpoint %s (fragment %u is not in it)", name,
+                              f);
+        }
+    }
+    return DL_OK;
 }

@@ -14,7 +14,9 @@
 #include "sim/replay/record.h"
 
 struct sim_replay_options {
-    uint64_t until;   /* The last round that is executed again; UINT64_MAX: all. */
+    uint64_t until; /* The last round that is executed again; UINT64_MAX: all. */
+    const uint64_t
+        *from;        /* By fragment: the version, read from its file, to begin with. NULL: from the first state on. */
     bool verify_only; /* Pushes are read where the syncer kept them; no learner is executed. */
     uint32_t threads; /* Compute threads; does not change a bit. */
     void (*progress)(void *context, uint64_t done, uint64_t of); /* After each version; may be NULL. */

@@ -49,6 +49,9 @@ struct sy_outer_state {
     uint64_t steps; /* Taken so far; adamw corrects its moments' bias by it. */
 };
 
+/* As it is stored: first, second, then this many bytes that begin with `steps` (little-endian). */
+#define SY_OUTER_TRAILER_BYTES 64
+
 /* How many of `first` and `second` an optimiser needs: sgd 0, nesterov and lion 1, adamw 2. */
 uint32_t sy_outer_arrays(enum dl_outer_type type);
 

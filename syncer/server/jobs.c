@@ -17,7 +17,6 @@
 #define RETRY_NS_MIN (250 * DL_NS_PER_MS)
 #define RETRY_NS_MAX (15 * DL_NS_PER_SECOND)
 #define BATCH_BYTES_MAX (16u << 20) /* Of parameters in one commit of several fragments. */
-#define STATE_TRAILER_BYTES 64      /* Holds the optimiser's step count; keeps what follows aligned. */
 
 struct part { /* One fragment. */
     float *theta;
@@ -282,9 +281,33 @@ static void report_delay(struct sy_jobs *jobs, const struct sy_job *job, const s
     }
 }
 
+static enum dl_rc keep_pushes(struct sy_jobs *jobs, const struct sy_job *job, struct dl_err *err)
+{
+    DL_AUTO_FREE struct sy_store_kept_push *pushes = calloc(job->input_count + 1, sizeof *pushes);
+    if (pushes == NULL) {
+        return dl_err_set(err, DL_EIO, "keeping pushes: no memory"); /* Tried again. */
+    }
+    for (uint32_t i = 0; i < job->input_count; i++) {
+        const struct sy_job_input *input = &job->inputs[i];
+        pushes[i] = (struct sy_store_kept_push){.nonce = input->who.nonce,
+                                                .codec = (uint32_t)input->codec,
+                                                .bytes = dl_codec_bytes(input->codec, jobs->parts[job->local].padded),
+                                                .encoded = input->encoded};
+    }
+    return sy_store_keep_pushes(jobs->options.store, job->fragment, job->version, pushes, job->input_count, err);
+}
+
 static enum dl_rc commit_now(struct sy_jobs *jobs, const struct sy_job *batch, const struct sy_store_commit *commits,
                              uint32_t count, struct dl_err *err)
 {
+    enum dl_rc rc = DL_OK;
+    for (const struct sy_job *job = batch; job != NULL && rc == DL_OK && jobs->options.spec->syncer.keep_pushes;
+         job = job->next) {
+        rc = job->is_ledger ? DL_OK : keep_pushes(jobs, job, err);
+    }
+    if (rc != DL_OK) {
+        return rc;
+    }
     return batch->is_ledger ? sy_store_write_ledger(jobs->options.store, &batch->ledger, err)
                             : sy_store_commit(jobs->options.store, commits, count, err);
 }
@@ -478,7 +501,7 @@ enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layo
         struct part *part = &jobs->parts[i];
         uint32_t fragment = jobs->options.shard + i * jobs->options.spec->syncer.shards;
         part->padded = layout->fragments[fragment].padded_elements;
-        part->state_bytes = arrays(jobs) * part->padded * sizeof(float) + STATE_TRAILER_BYTES;
+        part->state_bytes = arrays(jobs) * part->padded * sizeof(float) + SY_OUTER_TRAILER_BYTES;
         /* All as large as the largest, since the spare takes turns with them. */
         part->theta = dl_alloc_aligned(padded_max * sizeof(float));
         part->state = dl_alloc_aligned(part->state_bytes);

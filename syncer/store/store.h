@@ -254,6 +254,23 @@ uint64_t sy_store_traced(struct sy_store *store, uint32_t incarnation);
  * SY_STORE_TRACE_MAX, or no memory: nothing was taken. */
 bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct dl_wire_trace *trace);
 
+/* A merged push as it came; `encoded` is borrowed. */
+struct sy_store_kept_push {
+    uint64_t nonce; /* Of the incarnation. */
+    uint32_t codec; /* enum dl_codec */
+    uint64_t bytes;
+    const uint8_t *encoded;
+};
+/* Writes the pushes of a version to a file of their own, pushes-FFF-vNNN.bin; a repeat replaces it. Not synced: after a crash
+ * of the machine it may be missing or cut short, which its checksums show; nothing but --verify-only depends on it. Call
+ * before the commit. */
+DL_MUST_CHECK enum dl_rc sy_store_keep_pushes(struct sy_store *store, uint32_t fragment, uint64_t version,
+                                              const struct sy_store_kept_push *pushes, uint32_t count,
+                                              struct dl_err *err);
+/* Reads them back, in the order in which they were merged: one allocation, the caller's to free. DL_ENOTFOUND, DL_ECORRUPT. */
+DL_MUST_CHECK enum dl_rc sy_store_read_pushes(const char *dir, uint32_t fragment, uint64_t version,
+                                              struct sy_store_kept_push **out, uint32_t *count, struct dl_err *err);
+
 /* Reads a version's file without opening the folder as a store; its sizes must be these. `state` may be NULL with 0 bytes:
  * then it is not read. Errors as of a load. */
 DL_MUST_CHECK enum dl_rc sy_store_read_file(const char *dir, const char *file, uint32_t fragment, uint64_t version,

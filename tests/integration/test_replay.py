@@ -43,7 +43,7 @@ class Faults:
     def __init__(self, e, relays, seed):
         self.e, self.relays, self.random = e, relays, random.Random(seed)
         self.learners = []
-        self.kills = self.joins = self.cuts = self.restarts = 0
+        self.kills = self.leaves = self.joins = self.cuts = self.restarts = 0
 
     def start(self, n):
         self.e.start_learner(n, endpoints=",".join(f"ws://{relay.address}" for relay in self.relays),
@@ -55,6 +55,14 @@ class Faults:
         self.e.signal(f"learner-{n}", signal.SIGKILL)
         self.e.wait_exit(f"learner-{n}", 5, code=-signal.SIGKILL)
         self.kills += 1
+        self.start(n)
+
+    def leave(self):
+        """A notice of preemption in the middle of whatever it does; another process follows."""
+        n = self.random.choice(self.learners)
+        self.e.signal(f"learner-{n}", signal.SIGTERM)
+        self.e.wait_exit(f"learner-{n}", 30)
+        self.leaves += 1
         self.start(n)
 
     def join(self):
@@ -179,9 +187,56 @@ def check_altered_value(e):
           abs(float(found["replay"]) - values[at]) < 1e-6, f"{found}, {values[at]}")
 
 
+def check_merges_alone(e, made):
+    """With the pushes that were kept: all merges without a step; what is damaged or gone is said, and spoils nothing else."""
+    result = replay(e, "--verify-only")
+    check(result["replayed_rounds"] == made and result["steps"] == 0 and result["unverified"] == 0, f"{result}, {made} rounds")
+    folders = copies(e, "kept")
+    last = rows(e, "select max(version) from commits where fragment = 0")[0][0]
+    data = folders[0] / f"pushes-000-v{last - 3:010d}.bin"
+    data.write_bytes(data.read_bytes()[:-5])
+    result = replay(e, *folders, "--verify-only")
+    # The version cannot be checked, nor what builds on it, until one whose predecessor's file is kept: the last.
+    check(result["unverified"] == 3 and result["replayed_rounds"] == made - 3, f"{result}, {made} rounds")
+    fragment, version, learner = rows(e, "select fragment, version, learner from participants where version > 3 limit 1")[0]
+    folders = copies(e, "kept-weight")
+    alter(folders[0], "update participants set weight = weight * 2 where fragment = ? and version = ? and learner = ?",
+          fragment, version, learner)
+    found = replay(e, *folders, "--verify-only", code=1)["difference"]
+    check(found["fragment"] == fragment and found["version"] == version, f"{found}")
+
+
+def test_what_cannot_be_executed_says_why(build):
+    """J9: no tape, half of the shards, no pushes, entries that are gone: a text that says so, and status 2."""
+    with Ensemble(build, job(syncer={"shards": 2})) as e:
+        record(e, 2, [], every_rounds=1, rounds=30, seed=1)
+
+        def refused(text, *arguments):
+            run = subprocess.run([e.bin / "diloco", "replay", "--quiet", *arguments], capture_output=True, text=True, timeout=60)
+            check(run.returncode == 2 and text in run.stderr, f"status {run.returncode}, {run.stderr!r}: expected {text!r}")
+
+        folders = [e.folder / "state-0", e.folder / "state-1"]
+        refused("neither a run folder", e.folder / "nothing")
+        refused("give every shard's", folders[1])
+        refused("both shard 0", folders[0], folders[0])
+        refused("no pushes were kept", *folders, "--verify-only")
+        refused("no complete checkpoint", *folders, "--from", "nothing")
+        gone = copies(e, "gone")
+        for folder in gone:
+            alter(folder, "delete from trace where incarnation = 1 and seq = 9")
+        refused("missing in the tape", *gone)
+        other = copies(e, "other")
+        for folder in other:
+            with sqlite3.connect(folder / "tape.db") as base:
+                base.execute("update trace set b = b + 1 where kind = 'data'")
+        run = replay(e, *other, code=1)
+        check(run["difference"]["round"] == min(rows(e, "select min(round) from commits where round > 0", s)[0][0]
+                                                for s in range(2)), f"other data: {run}")
+
+
 def test_faulty_run_replays_to_the_bit(build):
     """J9: 500 rounds with kills, joins, cut connections and a syncer that was killed."""
-    plan = ["kill"] * 6 + ["join"] * 3 + ["cut"] * 24 + ["restart"]
+    plan = ["kill"] * 6 + ["leave"] * 2 + ["join"] * 3 + ["cut"] * 24 + ["restart"]
     with Ensemble(build, job()) as e:
         faults = record(e, 3, plan, every_rounds=12, rounds=510, seed=11)
         check(faults.kills >= 5 and faults.joins >= 3 and faults.cuts >= 20 and faults.restarts >= 1, "not all faults")
@@ -190,6 +245,8 @@ def test_faulty_run_replays_to_the_bit(build):
         print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
         check(result["replay_mismatches"] == 0, f"differs: {result}")
         check(result["replayed_rounds"] == made and made >= 500, f"{result['replayed_rounds']} of {made} rounds replayed")
+        uncounted = rows(e, "select count(*) from trace where kind = 'uncounted'")[0][0]
+        check(uncounted > 0, "no learner left with a step that no counter holds")
         check(result["processes"] >= 3 + 3 + 4, f"only {result['processes']} processes were executed again")
         half = rows(e, "select max(round) from commits")[0][0] // 2
         until = replay(e, "--until", str(half), "--threads", "1")
@@ -205,17 +262,18 @@ def test_faulty_run_replays_to_the_bit(build):
 
 def test_two_shards_rebase_and_bf16(build):
     """J9: a merge depends on fragments of both shards, on snapshots that rebase subtracts, on what bf16 leaves."""
-    spec = job(sync={"apply": "rebase", "broadcastCompression": "bf16", "compression": "int4",
+    spec = job(training={"threads": 2}, sync={"apply": "rebase", "broadcastCompression": "bf16", "compression": "int4",
                      "merge": {"stalenessDecay": 0.1}, "outerOptimizer": {"type": "nesterov", "learningRate": 0.7, "momentum": 0.6}},
-               syncer={"shards": 2})
+               syncer={"shards": 2, "keepPushes": True})
     with Ensemble(build, spec) as e:
         faults = record(e, 3, ["kill"] * 2 + ["cut"] * 6 + ["restart"] * 2 + ["join"], every_rounds=8, rounds=160, seed=5)
-        result = replay(e)
+        result = replay(e, "--threads", "1")
         print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
         made = sum(rows(e, "select count(*) from commits where round > 0", shard)[0][0] for shard in range(2))
         check(result["replay_mismatches"] == 0 and result["replayed_rounds"] == made, f"{result}, {made} rounds")
         rebased = rows(e, "select count(*) from trace where kind = 'apply' and b > 0")[0][0]
         check(rebased > 20, f"only {rebased} updates were rebased")
+        check_merges_alone(e, made)
 
 
 def test_forms_that_wait(build):
@@ -231,4 +289,5 @@ def test_forms_that_wait(build):
 
 
 if __name__ == "__main__":
-    main([test_faulty_run_replays_to_the_bit, test_two_shards_rebase_and_bf16, test_forms_that_wait])
+    main([test_faulty_run_replays_to_the_bit, test_two_shards_rebase_and_bf16, test_forms_that_wait,
+          test_what_cannot_be_executed_says_why])
