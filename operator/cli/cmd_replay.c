@@ -1,4 +1,5 @@
 /* diloco replay: hands over to the program diloco-replay beside this one. */
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -7,6 +8,19 @@
 #include "operator/cli/cli.h"
 #include "operator/local/preflight.h"
 #include "operator/local/rundir.h"
+
+/* Whether a run is named among the options of diloco-replay, or its help is asked for. */
+static bool names_a_run(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--until") == 0 || strcmp(argv[i], "--from") == 0 || strcmp(argv[i], "--threads") == 0) {
+            i++; /* Its value. */
+        } else if (argv[i][0] != '-' || strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
 
 int op_cmd_replay(int argc, char **argv)
 {
@@ -18,11 +32,9 @@ int op_cmd_replay(int argc, char **argv)
         return DL_EXIT_FAILED;
     }
     enum dl_rc rc = op_program_find("diloco-replay", program, &err);
-    bool help = argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0);
-    bool named = argc > 1 && argv[1][0] != '-';
     int used = 0;
     out[used++] = program;
-    if (rc == DL_OK && !named && !help) {
+    if (rc == DL_OK && !names_a_run(argc, argv)) {
         rc = op_rundir_open(NULL, &dir, &err);
         out[used++] = dir.path;
     }
