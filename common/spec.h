@@ -177,6 +177,11 @@ DL_MUST_CHECK enum dl_rc dl_spec_parse(const char *text, size_t size, const char
 DL_MUST_CHECK enum dl_rc dl_spec_load(const char *path, struct dl_spec **out, struct dl_spec_warnings *warnings,
                                       struct dl_err *err);
 
+/* DL_OK when `after` differs from `before` only in what may change while the job exists; DL_EINVAL names the first field
+ * that may not. */
+DL_MUST_CHECK enum dl_rc dl_spec_check_frozen(const struct dl_spec *before, const struct dl_spec *after,
+                                              struct dl_err *err);
+
 void dl_spec_free(struct dl_spec *spec); /* NULL is fine. */
 
 /* The spec with all defaults filled in, as JSON text that dl_spec_parse takes back to an equal spec. Caller frees. */

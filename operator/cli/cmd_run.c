@@ -13,10 +13,14 @@
 #include "operator/local/supervisor.h"
 
 static const char help[] =
-    "diloco run JOB.yaml: trains the job on this machine, as one syncer process a shard, its learners and an "
+    "diloco run JOB.yaml, diloco run --resume RUN [JOB.yaml]: trains the job on this machine, as one syncer process a "
+    "shard, its learners and an "
     "evaluator.\n"
     "\n"
     "  --dir RUN            folder of the run (default: the next free runs/<job>-<n>); never overwritten\n"
+    "  --resume RUN         go on in this run folder, where it was: same token and state; JOB.yaml may be left out, "
+    "or\n"
+    "                       change what can be changed (learners, budget, ...; docs/job-reference.md)\n"
     "  --no-tty             plain lines instead of the live view\n"
     "  --chaos LIST         disturbances by progress of the budget, e.g. kill@35%:2,join@55%\n"
     "                       kill@P%[:ID] kill-syncer@P%[:SHARD] join@P%[:COUNT] leave@P%[:COUNT]\n"
@@ -67,16 +71,17 @@ int op_cli_usage(const char *command, const char *fmt, ...)
 }
 
 struct arguments {
-    const char *job, *bin_dir, *chaos;
+    const char *job, *bin_dir, *chaos; /* `job` NULL: that of the run that is resumed. */
     struct op_run_options run;
     bool is_help;
 };
 
 static int parse(int argc, char **argv, struct arguments *out)
 {
-    enum { DIR_OPTION = 256, NO_TTY, CHAOS, SAMPLE, RESULTS, LOG_LEVEL, LEARNER_ARG, BIN_DIR, HELP };
+    enum { DIR_OPTION = 256, RESUME, NO_TTY, CHAOS, SAMPLE, RESULTS, LOG_LEVEL, LEARNER_ARG, BIN_DIR, HELP };
     static const struct option options[] = {
         {"dir", required_argument, NULL, DIR_OPTION},
+        {"resume", required_argument, NULL, RESUME},
         {"no-tty", no_argument, NULL, NO_TTY},
         {"chaos", required_argument, NULL, CHAOS},
         {"sample", required_argument, NULL, SAMPLE},
@@ -94,6 +99,7 @@ static int parse(int argc, char **argv, struct arguments *out)
     for (int found; (found = getopt_long(argc, argv, "h", options, NULL)) != -1;) {
         switch (found) {
         case DIR_OPTION: out->run.dir = optarg; break;
+        case RESUME: out->run.resume = optarg; break;
         case NO_TTY: out->run.plain = true; break;
         case CHAOS: out->chaos = optarg; break;
         case SAMPLE: out->run.sample = optarg; break;
@@ -113,6 +119,12 @@ static int parse(int argc, char **argv, struct arguments *out)
     }
     if (dl_log_level_parse(out->run.log_level, &level, &err) != DL_OK) {
         return op_cli_usage("run", "%s", err.text);
+    }
+    if (out->run.resume != NULL && out->run.dir != NULL) {
+        return op_cli_usage("run", "--resume goes on in its run folder: leave --dir out");
+    }
+    if (out->run.resume != NULL && optind == argc) {
+        return DL_EXIT_OK;
     }
     if (optind + 1 != argc) {
         return op_cli_usage("run", optind == argc ? "which job? Name a manifest, e.g. crds/samples/demo.yaml"
@@ -143,6 +155,29 @@ static enum dl_rc check_results(const char *path, struct dl_err *err)
     return DL_OK;
 }
 
+/* The job that a run was begun with, and that a manifest may change in parts only. */
+static enum dl_rc load_job(const struct arguments *arguments, struct dl_spec **out, struct dl_spec_warnings *warnings,
+                           struct dl_err *err)
+{
+    if (arguments->run.resume == NULL) {
+        return dl_spec_load(arguments->job, out, warnings, err);
+    }
+    char path[OP_PATH_MAX];
+    struct dl_spec *before = NULL;
+    snprintf(path, sizeof path, "%s/job.json", arguments->run.resume);
+    enum dl_rc rc = dl_spec_load(path, &before, warnings, err);
+    if (rc != DL_OK || arguments->job == NULL) {
+        *out = before;
+        return rc == DL_OK ? DL_OK : dl_err_wrap(err, "resume %s", arguments->run.resume);
+    }
+    rc = dl_spec_load(arguments->job, out, warnings, err);
+    if (rc == DL_OK) {
+        rc = dl_spec_check_frozen(before, *out, err);
+    }
+    dl_spec_free(before);
+    return rc;
+}
+
 int op_cmd_run(int argc, char **argv)
 {
     struct arguments arguments;
@@ -155,7 +190,7 @@ int op_cmd_run(int argc, char **argv)
     static struct dl_spec_warnings warnings;
     static struct op_programs programs;
     struct dl_spec *spec = NULL;
-    enum dl_rc rc = dl_spec_load(arguments.job, &spec, &warnings, &err);
+    enum dl_rc rc = load_job(&arguments, &spec, &warnings, &err);
     if (rc == DL_OK) {
         print_warnings(&warnings);
         rc = op_programs_find(arguments.bin_dir, &programs, &err);

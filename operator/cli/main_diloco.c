@@ -11,6 +11,7 @@ static const char help[] =
     "diloco: Decoupled DiLoCo training jobs on this machine\n"
     "\n"
     "  diloco run JOB.yaml [options]         start syncers, learners and an evaluator; show progress; write a report\n"
+    "  diloco run --resume RUN [JOB.yaml]    go on with a run where it was\n"
     "  diloco check [--cluster] JOB.yaml     parse a job, say what it needs and what is doubtful about it\n"
     "  diloco status [RUN|URL] [--json]      where a run stands\n"
     "  diloco top [RUN|URL]                  the same, live\n"

@@ -120,14 +120,19 @@ static struct op_child *free_place(struct op_supervisor *s)
     return NULL;
 }
 
-static void name_child(struct op_child *child)
+static void name_child(const struct op_supervisor *s, struct op_child *child)
 {
     if (child->kind == OP_EVALUATOR) {
         snprintf(child->name, sizeof child->name, "evaluator");
     } else {
         snprintf(child->name, sizeof child->name, "%s-%u", op_kind_name(child->kind), child->id);
     }
-    snprintf(child->uid, sizeof child->uid, "%s.%llu", child->name, (unsigned long long)child->incarnation);
+    if (s->life > 1) {
+        snprintf(child->uid, sizeof child->uid, "%s.%u.%llu", child->name, s->life,
+                 (unsigned long long)child->incarnation);
+    } else {
+        snprintf(child->uid, sizeof child->uid, "%s.%llu", child->name, (unsigned long long)child->incarnation);
+    }
 }
 
 static void start(struct op_supervisor *s, const struct op_change *change)
@@ -145,7 +150,7 @@ static void start(struct op_supervisor *s, const struct op_change *change)
                                .state = OP_RUNNING,
                                .since_ns = s->now_ns,
                                .started_ns = s->now_ns};
-    name_child(&started);
+    name_child(s, &started);
     if (child != NULL) {
         op_rundir_path(&s->dir, "job.json", command.job);
         op_rundir_path(&s->dir, "token", command.token);

@@ -33,6 +33,9 @@ enum dl_rc op_control_open(struct op_control *control, const struct op_rundir *d
     struct sockaddr_un address;
     DL_AUTO_FD int folder = open_folder(dir, &address);
     control->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    char stale[OP_PATH_MAX];
+    op_rundir_path(dir, SOCKET_NAME, stale);
+    unlink(stale); /* Of a supervisor that was killed: nobody else has the folder's lock. */
     mode_t mask = umask(0177);
     bool is_open = folder >= 0 && control->listener >= 0 &&
                    bind(control->listener, (struct sockaddr *)&address, sizeof address) == 0 &&

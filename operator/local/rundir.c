@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
@@ -130,14 +131,9 @@ static enum dl_rc resolve(const char *path, struct op_rundir *out, struct dl_err
     return DL_OK;
 }
 
-enum dl_rc op_rundir_create(const char *wanted, const char *job, uint32_t shards, struct op_rundir *out,
-                            struct dl_err *err)
+static enum dl_rc make_folders(const struct op_rundir *out, uint32_t shards, struct dl_err *err)
 {
-    char numbered[OP_PATH_MAX];
-    enum dl_rc rc = wanted != NULL ? make_wanted(wanted, err) : make_numbered(job, numbered, err);
-    if (rc == DL_OK) {
-        rc = resolve(wanted != NULL ? wanted : numbered, out, err);
-    }
+    enum dl_rc rc = DL_OK;
     static const char *const folders[] = {"logs", "ports", "state"};
     char path[OP_PATH_MAX];
     for (size_t i = 0; rc == DL_OK && i < DL_COUNT_OF(folders); i++) {
@@ -151,6 +147,44 @@ enum dl_rc op_rundir_create(const char *wanted, const char *job, uint32_t shards
         rc = make_folder(path, err);
     }
     return rc;
+}
+
+enum dl_rc op_rundir_create(const char *wanted, const char *job, uint32_t shards, struct op_rundir *out,
+                            struct dl_err *err)
+{
+    char numbered[OP_PATH_MAX];
+    enum dl_rc rc = wanted != NULL ? make_wanted(wanted, err) : make_numbered(job, numbered, err);
+    if (rc == DL_OK) {
+        rc = resolve(wanted != NULL ? wanted : numbered, out, err);
+    }
+    return rc == DL_OK ? make_folders(out, shards, err) : rc;
+}
+
+enum dl_rc op_rundir_resume(const char *wanted, uint32_t shards, struct op_rundir *out, struct dl_err *err)
+{
+    static const char *const needed[] = {"job.json", "token", "state"};
+    char path[OP_PATH_MAX];
+    enum dl_rc rc = resolve(wanted, out, err);
+    for (size_t i = 0; rc == DL_OK && i < DL_COUNT_OF(needed); i++) {
+        op_rundir_path(out, needed[i], path);
+        if (access(path, R_OK) != 0) {
+            rc = dl_err_errno(err, DL_ENOTFOUND, errno, "resume %s: it holds no run, %s cannot be read", out->path,
+                              needed[i]);
+        }
+    }
+    return rc == DL_OK ? make_folders(out, shards, err) : rc;
+}
+
+enum dl_rc op_rundir_lock(const struct op_rundir *dir, int *fd, struct dl_err *err)
+{
+    *fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) == 0) {
+        return DL_OK;
+    }
+    int number = errno;
+    return number == EWOULDBLOCK
+               ? dl_err_set(err, DL_EEXISTS, "the run in %s is under way: stop it first (`diloco stop`)", dir->path)
+               : dl_err_errno(err, errno_to_rc(number), number, "lock the run folder %s", dir->path);
 }
 
 enum dl_rc op_rundir_open(const char *wanted, struct op_rundir *out, struct dl_err *err)

@@ -25,6 +25,13 @@ struct op_rundir {
 DL_MUST_CHECK enum dl_rc op_rundir_create(const char *wanted, const char *job, uint32_t shards, struct op_rundir *out,
                                           struct dl_err *err);
 
+/* A folder that holds a run, to go on with it: what is missing of its folders is made. DL_ENOTFOUND: it is none. */
+DL_MUST_CHECK enum dl_rc op_rundir_resume(const char *wanted, uint32_t shards, struct op_rundir *out,
+                                          struct dl_err *err);
+
+/* Holds the folder against another supervisor for as long as `*fd` is open. DL_EEXISTS: one has it. */
+DL_MUST_CHECK enum dl_rc op_rundir_lock(const struct op_rundir *dir, int *fd, struct dl_err *err);
+
 /* The run folder that status, top, scale, kill and generate mean: `wanted`, or the newest below runs/. DL_ENOTFOUND. */
 DL_MUST_CHECK enum dl_rc op_rundir_open(const char *wanted, struct op_rundir *out, struct dl_err *err);
 

@@ -76,6 +76,30 @@ static enum dl_rc write_job(struct op_supervisor *s, struct dl_err *err)
     return rc;
 }
 
+/* A new folder, or one to go on in: whatever names a process of an earlier life must not name one of this. */
+static enum dl_rc open_folder(struct op_supervisor *s, struct dl_err *err)
+{
+    const struct op_run_options *options = s->options;
+    char path[OP_PATH_MAX], text[16];
+    enum dl_rc rc = options->resume != NULL
+                        ? op_rundir_resume(options->resume, s->spec->syncer.shards, &s->dir, err)
+                        : op_rundir_create(options->dir, s->spec->name, s->spec->syncer.shards, &s->dir, err);
+    rc = rc == DL_OK ? op_rundir_lock(&s->dir, &s->lock_fd, err) : rc;
+    if (rc == DL_OK && options->resume == NULL) {
+        rc = op_rundir_make_token(&s->dir, err);
+    }
+    if (rc != DL_OK) {
+        return rc;
+    }
+    DL_AUTO_FREE char *before = NULL;
+    size_t size = 0;
+    op_rundir_path(&s->dir, "lives", path);
+    bool is_known = op_file_read(path, sizeof text - 1, &before, &size, err) == DL_OK;
+    s->life = (is_known ? (uint32_t)strtoul(before, NULL, 10) : options->resume != NULL ? 1 : 0) + 1;
+    snprintf(text, sizeof text, "%u\n", s->life);
+    return op_rundir_write(&s->dir, "lives", text, 0666, err);
+}
+
 static enum dl_rc show_token(struct op_supervisor *s, struct dl_err *err)
 {
     char token[OP_TOKEN_BYTES_MAX];
@@ -109,14 +133,16 @@ static enum dl_rc set_up(struct op_supervisor *s, struct dl_err *err)
     rc = rc == DL_OK ? op_poller_new(s->spec->syncer.shards, &s->poller, err) : rc;
     rc = rc == DL_OK ? op_terminal_init(&s->terminal, STDOUT_FILENO, !options->plain, err) : rc;
     rc = rc == DL_OK ? open_signals(s, err) : rc;
-    rc = rc == DL_OK ? op_rundir_create(options->dir, s->spec->name, s->spec->syncer.shards, &s->dir, err) : rc;
+    rc = rc == DL_OK ? open_folder(s, err) : rc;
     rc = rc == DL_OK ? op_events_open(&s->events, &s->dir, s->start_ns, err) : rc;
-    rc = rc == DL_OK ? op_rundir_make_token(&s->dir, err) : rc;
     rc = rc == DL_OK ? show_token(s, err) : rc;
     rc = rc == DL_OK ? write_job(s, err) : rc;
     rc = rc == DL_OK ? op_control_open(&s->control, &s->dir, err) : rc;
     if (rc != DL_OK) {
         return rc;
+    }
+    if (options->resume != NULL) {
+        op_events_add(&s->events, s->now_ns, "resumed", "", "going on where the run was (life %u)", s->life);
     }
     s->wanted.limits = local_limits;
     s->wanted.limits.finish_ns += (int64_t)(s->spec->sync.finish_seconds * 1e9);
@@ -144,6 +170,9 @@ static void release(struct op_supervisor *s)
     op_terminal_release(&s->terminal);
     if (s->signal_fd >= 0) {
         close(s->signal_fd);
+    }
+    if (s->lock_fd >= 0) {
+        close(s->lock_fd);
     }
     free(s->pace);
     free(s->tallies);
@@ -452,13 +481,13 @@ enum dl_rc op_supervise(const struct op_run_options *options, int *exit_code, st
         return dl_err_set(err, DL_ENOMEM, "no memory for a supervisor");
     }
     s->options = options;
-    s->signal_fd = s->events.fd = -1;
+    s->signal_fd = s->lock_fd = s->events.fd = -1;
     s->start_ns = s->now_ns = dl_now_ns();
     s->line_ns = s->saved_ns = s->bounded_ns = s->start_ns;
     enum dl_rc rc = set_up(s, err);
     if (rc == DL_OK) {
         if (!s->terminal.is_terminal) {
-            printf("run folder: %s\n", s->dir.path);
+            printf("run folder: %s%s\n", s->dir.path, options->resume != NULL ? " (resumed)" : "");
         }
         turn(s);
         while (!is_terminal_phase(s->plan.phase)) {

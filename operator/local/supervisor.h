@@ -20,6 +20,7 @@ struct op_run_options {
     const struct dl_spec_warnings *warnings; /* Repeated in the report. */
     const struct op_programs *programs;
     const char *dir;       /* NULL: the next free runs/<job>-<n>. */
+    const char *resume;    /* Goes on in this run folder, with its token and its state; NULL: a new run. */
     const char *log_level; /* Of the processes. */
     const char *results;   /* JSON file of measures, or NULL. */
     const char *sample;    /* Prompt of a sample at the end, or NULL. */

@@ -570,6 +570,33 @@ static void test_committed_reference_is_what_the_table_says(void)
     dl_buf_release(&made);
 }
 
+/* K8: what freezes in a cluster is refused on one machine, too, and named; the rest may change. */
+static void test_k8_frozen_fields(void)
+{
+    static const char text[] = "apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: job}\n"
+                               "spec: {training: {tokenBudget: 1000, data: {paths: [x]}}}\n";
+    struct dl_spec *before = NULL, *after = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(dl_spec_parse(text, sizeof text - 1, "a", &before, NULL, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(dl_spec_parse(text, sizeof text - 1, "b", &after, NULL, &err), DL_OK);
+    after->learners.replicas += 3;
+    after->training.token_budget *= 2;
+    after->sync.finish_seconds += 1;
+    CU_ASSERT_EQUAL(dl_spec_check_frozen(before, after, &err), DL_OK);
+    after->training.model.rope_theta = 5;
+    CU_ASSERT_EQUAL(dl_spec_check_frozen(before, after, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "spec.training.model.ropeTheta"));
+    after->training.model.rope_theta = before->training.model.rope_theta;
+    after->sync.compression = DL_CODEC_BF16;
+    CU_ASSERT_EQUAL(dl_spec_check_frozen(before, after, &err), DL_EINVAL);
+    CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "spec.sync.compression"));
+    after->sync.compression = before->sync.compression;
+    snprintf(after->name, sizeof after->name, "other");
+    CU_ASSERT_EQUAL(dl_spec_check_frozen(before, after, &err), DL_EINVAL);
+    dl_spec_free(before);
+    dl_spec_free(after);
+}
+
 UNIT_MAIN("spec", {"defaults", test_defaults},
           {"U2 bad manifests name path, value, remedy", test_bad_manifests_are_refused_with_path_value_and_remedy},
           {"S5 limits", test_size_depth_and_count_limits},
@@ -578,4 +605,5 @@ UNIT_MAIN("spec", {"defaults", test_defaults},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
           {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
           {"K13 spot samples", test_spot_samples_know_their_provider},
-          {"reference is current", test_committed_reference_is_what_the_table_says})
+          {"reference is current", test_committed_reference_is_what_the_table_says},
+          {"K8 frozen fields", test_k8_frozen_fields})
