@@ -23,6 +23,7 @@
 #define RELEASE_MS 3000 /* At the end, for giving the lease back. */
 #define NAME_MAX_BYTES 128
 #define TRIM_NS INT64_C(3000000000) /* After the start. */
+#define TRIM_AGAIN_NS INT64_C(20000000000)
 
 static const char help[] =
     "usage: diloco-operator [options]\n"
@@ -68,7 +69,7 @@ struct program {
     struct op_timer trim;
     struct op_controller_options options;
     char spaces[4096], identity[NAME_MAX_BYTES], key_name[NAME_MAX_BYTES];
-    bool is_ending, is_failed;
+    bool is_ending, is_failed, is_trimmed;
 };
 
 static struct op_loop *signal_loop; /* For the handler: async-signal-safe by op_loop_stop's contract. */
@@ -243,10 +244,8 @@ static void on_metrics(void *context, const char *path, struct op_answer *answer
 
 /* Code that only ran at the start (libraries, certificates) is let go: pages of it that are needed again come back from
  * the page cache. Only mappings that can be executed, and so were never written to. */
-static void let_go_of_code(void *context, int64_t now_ns)
+static void let_go_of_code(void)
 {
-    (void)context;
-    (void)now_ns;
     DL_AUTO_FILE FILE *maps = fopen("/proc/self/maps", "re");
     char line[512];
     while (maps != NULL && fgets(line, sizeof line, maps) != NULL) {
@@ -257,7 +256,17 @@ static void let_go_of_code(void *context, int64_t now_ns)
             dl_debug("memory not let go errno=%d", errno);
         }
     }
-    malloc_trim(0);
+}
+
+static void on_trim(void *context, int64_t now_ns)
+{
+    struct program *p = context;
+    if (!p->is_trimmed) {
+        p->is_trimmed = true;
+        let_go_of_code();
+    }
+    malloc_trim(0); /* What a burst of requests took. */
+    op_timer_start(p->loop, &p->trim, now_ns + TRIM_AGAIN_NS);
 }
 
 /* --- life --- */
@@ -342,7 +351,7 @@ static enum dl_rc set_up(struct program *p, const struct op_client_options *clie
     if (rc == DL_OK) {
         dl_info("API server server=%s from=\"%s\" identity=%s", op_client_server(p->client), p->config.origin,
                 p->identity);
-        p->trim = (struct op_timer){.fire = let_go_of_code};
+        p->trim = (struct op_timer){.fire = on_trim, .context = p};
         op_timer_start(p->loop, &p->trim, op_loop_now_ns(p->loop) + TRIM_NS);
         rc = listen_on(p, err);
     }

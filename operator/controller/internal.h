@@ -97,6 +97,7 @@ struct op_job {
     bool has_phase;
     char problem[OP_CONDITION_REASON_MAX]; /* As last written. */
     uint64_t status_hash;
+    uint32_t truths; /* Of the conditions, as last written. */
     int64_t status_ns; /* Monotonic; when it was written. */
     bool is_writing;
     bool is_deleting; /* Its deletion after the ttl is on its way. */

@@ -11,7 +11,7 @@
 #include "operator/controller/internal.h"
 
 #define POLL_NS (2 * OP_SECOND)
-#define POLL_JOBS 200 /* Jobs for which a second is added between two looks. */
+#define POLL_JOBS 100 /* Jobs for which a second is added between two looks. */
 #define POLL_BACKOFF_MAX_NS (30 * OP_SECOND)
 #define POLL_TIMEOUT_MS 3000
 #define POLL_BYTES_MAX (8u << 20)

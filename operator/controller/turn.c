@@ -10,7 +10,8 @@
 #include "common/mem.h"
 #include "operator/controller/internal.h"
 
-#define SET_SLOW_NS (20 * OP_SECOND) /* A set that has not made its pods for so long meets an obstacle. */
+#define JOB_PACE_NS INT64_C(40000000) /* Added for each job to the time between two writes of progress. */
+#define SET_SLOW_NS (20 * OP_SECOND)  /* A set that has not made its pods for so long meets an obstacle. */
 
 struct turn {
     struct op_controller *c;
@@ -259,7 +260,17 @@ static void tell_changes(struct turn *t, enum op_job_phase phase)
     }
 }
 
-/* K7: at most every 5 s, but a new phase, and a new problem (K6), at once. */
+static uint32_t truths_of(const struct op_conditions *conditions)
+{
+    uint32_t truths = 0;
+    for (int i = 0; i < DL_CONDITION_COUNT; i++) {
+        truths = truths * 4 + (uint32_t)conditions->items[i].status;
+    }
+    return truths;
+}
+
+/* K7: at most every 5 s, but a new phase, and a new problem (K6), at once. Progress alone has more time where there are many
+ * jobs, so that it leaves room for what matters in the rate of requests. */
 static void write_status(struct turn *t, const struct op_facts *facts)
 {
     struct op_job *job = t->job;
@@ -271,7 +282,9 @@ static void write_status(struct turn *t, const struct op_facts *facts)
         return; /* Its answer comes back here. */
     }
     bool is_news = !job->has_phase || phase != job->phase || strcmp(job->problem, t->problem.reason) != 0;
-    int64_t due_ns = job->status_ns != 0 ? job->status_ns + OP_STATUS_INTERVAL_NS : t->now_ns;
+    uint32_t truths = truths_of(&job->conditions);
+    int64_t interval_ns = OP_STATUS_INTERVAL_NS + (truths != job->truths ? 0 : (int64_t)t->c->jobs.count * JOB_PACE_NS);
+    int64_t due_ns = job->status_ns != 0 ? job->status_ns + interval_ns : t->now_ns;
     if (!is_news && t->now_ns < due_ns) {
         op_controller_wake(t->c, job->key, due_ns);
         return;
@@ -286,6 +299,7 @@ static void write_status(struct turn *t, const struct op_facts *facts)
     }
     tell_changes(t, phase);
     job->status_ns = t->now_ns;
+    job->truths = truths;
     op_act_status(t->c, job, text, phase, t->problem.reason, digest);
 }
 
