@@ -65,7 +65,7 @@ void sy_lease_admit(struct sy_core *core, uint32_t m)
     if (h != SY_NO_HOLDER) {
         bind(core, m, h);
     }
-    for (uint32_t k = 0; k < core->ledger.holders_max; k++) {
+    for (uint32_t k = 0; k < core->ledger.holders_end; k++) {
         struct sy_holder *other = &core->ledger.holders[k];
         if (k != h && other->used && other->learner == member->learner && !other->connected) {
             other->for_good = true; /* Superseded: it is refused from now on. */
@@ -121,7 +121,7 @@ static void give_back(struct sy_core *core, uint32_t h)
 
 void sy_lease_run(struct sy_core *core)
 {
-    for (uint32_t h = 0; h < core->ledger.holders_max; h++) {
+    for (uint32_t h = 0; h < core->ledger.holders_end; h++) {
         const struct sy_holder *holder = &core->ledger.holders[h];
         bool there = !holder->used || holder->given_back || holder->connected;
         if (!there && (holder->for_good || core->now_ns >= gone_for_good_ns(core, holder)) &&
@@ -135,7 +135,7 @@ void sy_lease_run(struct sy_core *core)
 int64_t sy_lease_deadline(const struct sy_core *core)
 {
     int64_t deadline_ns = INT64_MAX;
-    for (uint32_t h = 0; h < core->ledger.holders_max; h++) {
+    for (uint32_t h = 0; h < core->ledger.holders_end; h++) {
         const struct sy_holder *holder = &core->ledger.holders[h];
         int64_t at_ns =
             holder->used && !holder->given_back && !holder->connected ? gone_for_good_ns(core, holder) : INT64_MAX;
@@ -224,7 +224,7 @@ void sy_core_ledger_changes(struct sy_core *core, struct sy_ledger_changes *chan
 void sy_core_on_ledger_durable(struct sy_core *core, int64_t now_ns, uint64_t serial)
 {
     sy_event(core, now_ns);
-    for (uint32_t h = 0; h < core->ledger.holders_max; h++) {
+    for (uint32_t h = 0; h < core->ledger.holders_end; h++) {
         struct sy_holder *holder = &core->ledger.holders[h];
         for (uint32_t i = 0; holder->used && i < holder->open_count; i++) {
             struct sy_open *open = &holder->open[i];
@@ -273,7 +273,7 @@ enum dl_rc sy_core_restore_ledger(struct sy_core *core, const struct sy_ledger_s
 /* The core's clock begins: whoever had leases before a restart is gone since now. */
 void sy_lease_start(struct sy_core *core)
 {
-    for (uint32_t h = 0; h < core->ledger.holders_max; h++) {
+    for (uint32_t h = 0; h < core->ledger.holders_end; h++) {
         core->ledger.holders[h].gone_ns = core->now_ns;
     }
 }

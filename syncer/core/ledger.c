@@ -23,6 +23,7 @@ static enum dl_rc allocate(struct sy_ledger *ledger, uint32_t holders_max, uint3
 {
     uint32_t open_max = holders_max * SY_LEASES_PER_HOLDER;
     ledger->holders_max = holders_max;
+    ledger->holders_end = 0;
     ledger->queue_max = open_max * SY_LEDGER_RANGES_PER_LEASE + ranges;
     ledger->holders = calloc(holders_max, sizeof *ledger->holders);
     ledger->queue = calloc(ledger->queue_max, sizeof *ledger->queue);
@@ -51,7 +52,7 @@ void sy_ledger_release(struct sy_ledger *ledger)
 
 uint32_t sy_ledger_find(const struct sy_ledger *ledger, const char *uid, uint64_t nonce)
 {
-    for (uint32_t h = 0; h < ledger->holders_max; h++) {
+    for (uint32_t h = 0; h < ledger->holders_end; h++) {
         const struct sy_holder *holder = &ledger->holders[h];
         if (holder->used && !holder->given_back && holder->nonce == nonce && strcmp(holder->uid, uid) == 0) {
             return h;
@@ -83,8 +84,16 @@ uint32_t sy_ledger_add(struct sy_ledger *ledger, const char *uid, uint64_t nonce
         struct sy_holder *holder = &ledger->holders[h];
         *holder = (struct sy_holder){.used = true, .nonce = nonce, .learner = learner, .member = SY_NO_MEMBER};
         strncpy(holder->uid, uid, sizeof holder->uid - 1);
+        ledger->holders_end = DL_MAX(ledger->holders_end, h + 1);
     }
     return h;
+}
+
+static void forget_unused(struct sy_ledger *ledger)
+{
+    while (ledger->holders_end > 0 && !ledger->holders[ledger->holders_end - 1].used) {
+        ledger->holders_end--;
+    }
 }
 
 /* --- restoring --------------------------------------------------------------------------------------------------- */
@@ -267,6 +276,7 @@ bool sy_ledger_give_back(struct sy_ledger *ledger, uint32_t h)
     }
     holder->connected = holder->for_good = false;
     holder->given_back = holder->used = holder->open_count > 0;
+    forget_unused(ledger);
     return true;
 }
 
@@ -294,7 +304,7 @@ void sy_ledger_changes(struct sy_ledger *ledger, struct sy_ledger_changes *chang
 {
     uint32_t rows = 0;
     ledger->serial++;
-    for (uint32_t h = 0; ledger->dirty_count > 0 && h < ledger->holders_max; h++) {
+    for (uint32_t h = 0; ledger->dirty_count > 0 && h < ledger->holders_end; h++) {
         struct sy_holder *holder = &ledger->holders[h];
         uint32_t kept = 0;
         for (uint32_t i = 0; holder->used && i < holder->open_count; i++) {
@@ -312,6 +322,7 @@ void sy_ledger_changes(struct sy_ledger *ledger, struct sy_ledger_changes *chang
         holder->open_count = kept;
         holder->used = holder->used && !holder->given_back;
     }
+    forget_unused(ledger);
     *changes = (struct sy_ledger_changes){.serial = ledger->serial,
                                           .leases = ledger->rows,
                                           .lease_count = rows,
@@ -326,7 +337,7 @@ void sy_ledger_changes(struct sy_ledger *ledger, struct sy_ledger_changes *chang
 uint64_t sy_ledger_leased(const struct sy_ledger *ledger)
 {
     uint64_t sum = 0;
-    for (uint32_t h = 0; h < ledger->holders_max; h++) {
+    for (uint32_t h = 0; h < ledger->holders_end; h++) {
         const struct sy_holder *holder = &ledger->holders[h];
         for (uint32_t i = 0; holder->used && i < holder->open_count; i++) {
             sum += holder->open[i].state == SY_LEASE_HELD ? holder->open[i].count - holder->open[i].counted : 0;
@@ -351,7 +362,7 @@ static bool overlaps(const struct sy_ledger *ledger, uint64_t first, uint64_t en
             return true;
         }
     }
-    for (uint32_t h = 0; h < ledger->holders_max; h++) {
+    for (uint32_t h = 0; h < ledger->holders_end; h++) {
         const struct sy_holder *holder = &ledger->holders[h];
         for (uint32_t i = 0; holder->used && i < holder->open_count; i++) {
             const struct sy_open *open = &holder->open[i];
@@ -395,7 +406,7 @@ const char *sy_ledger_check(const struct sy_ledger *ledger)
     if (end > ledger->positions) {
         return "the queue reaches beyond the high-water mark";
     }
-    for (uint32_t h = 0; h < ledger->holders_max; h++) {
+    for (uint32_t h = 0; h < ledger->holders_end; h++) {
         const char *fault = ledger->holders[h].used ? check_holder(ledger, &ledger->holders[h]) : NULL;
         if (fault != NULL) {
             return fault;

@@ -73,6 +73,7 @@ struct fake_syncer {
     bool split;            /* Messages go out in several frames, with pings between them. */
     bool no_result;
     bool drop_pushes;  /* Verdict late for everything. */
+    uint32_t lease;    /* Positions in a lease; 0: requests are not answered. */
     int stop_result;   /* enum dl_stop_result: every connection says STOP after its next frame; -1: none. */
     uint32_t push_cut; /* Closes the connection after so many push chunks; 0: never. */
 
@@ -91,6 +92,9 @@ struct fake_syncer {
     struct dl_wire_meta last_meta;
     struct dl_wire_evaluation last_evaluation;
     uint64_t base_merged_twice; /* Must stay 0. */
+    uint64_t leases;
+    struct dl_wire_lease_request last_request;
+    struct dl_wire_push last_push;
     uint64_t bytes_in, bytes_out;
 };
 
@@ -357,6 +361,7 @@ static inline bool fake_on_push(struct fake_conn *conn, const struct dl_wire_pus
 {
     free(dl_take(conn->push_bytes));
     conn->push = *push;
+    conn->syncer->last_push = *push;
     conn->push_have = 0;
     conn->receiving = !conn->syncer->drop_pushes;
     if (!conn->receiving) {
@@ -443,6 +448,14 @@ static inline bool fake_on_message(struct fake_conn *conn, const uint8_t *bytes,
         struct dl_wire_message answer = {.type = DL_WIRE_HEARTBEAT};
         answer.as.heartbeat = (struct dl_wire_heartbeat){.sequence = syncer->heartbeats, .step = 40, .tokens = 2000};
         ok = fake_send(conn, &answer);
+    } else if (ok && header.type == DL_WIRE_LEASE_REQUEST) {
+        syncer->last_request = message->as.lease_request;
+        struct dl_wire_message answer = {.type = DL_WIRE_LEASE};
+        if (message->as.lease_request.want > 0 && syncer->lease > 0) {
+            answer.as.lease = (struct dl_wire_lease){
+                .lease = ++syncer->leases, .first = 1000 * syncer->leases, .count = syncer->lease};
+            ok = fake_send(conn, &answer);
+        }
     } else if (ok && header.type == DL_WIRE_GOODBYE) {
         syncer->goodbyes++;
         ok = false;

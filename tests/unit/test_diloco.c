@@ -762,6 +762,54 @@ static void test_two_learners(void)
     fake_free(syncer);
 }
 
+/* J8: a trainer takes its data by leases, each position once and in order; its pushes say how far it has come. */
+static void test_data_by_leases(void)
+{
+    struct fake_syncer *syncer = fake_new(3);
+    struct trainer trainer = {0};
+    struct diloco_range range;
+    struct diloco_error error;
+    syncer->lease = 64;
+    fake_listen(syncer);
+    open_trainer(&trainer, syncer, ANY_LEARNER);
+    CU_ASSERT_EQUAL(diloco_data(trainer.d, 4, &range, &error), DILOCO_EINVAL); /* Not joined, and not said so. */
+    CU_ASSERT_EQUAL(diloco_lease_data(trainer.d, 0, &error), DILOCO_EINVAL);
+    CU_ASSERT_EQUAL(diloco_lease_data(trainer.d, 4, &error), DILOCO_CONTINUE);
+    CU_ASSERT_EQUAL_FATAL(join(&trainer), DILOCO_CONTINUE);
+    CU_ASSERT_EQUAL(diloco_lease_data(trainer.d, 4, &error), DILOCO_EINVAL);
+    CU_ASSERT_EQUAL(diloco_data(trainer.d, 0, &range, &error), DILOCO_EINVAL);
+    CU_ASSERT_EQUAL(diloco_data(trainer.d, 4, NULL, &error), DILOCO_EINVAL);
+    uint64_t lease = 0, next = 0, taken = 0, unleased = 0;
+    int64_t give_up_ns = dl_now_ns() + PATIENCE_NS;
+    while (peek(syncer, &syncer->leases) < 4 || peek(syncer, &syncer->pushes_merged) < 8) {
+        CU_ASSERT_FATAL(dl_now_ns() < give_up_ns);
+        for (uint64_t lacks = 4; lacks > 0; lacks -= range.count) {
+            CU_ASSERT_EQUAL_FATAL(diloco_data(trainer.d, lacks, &range, &error), DILOCO_CONTINUE);
+            CU_ASSERT_FATAL(range.count >= 1 && range.count <= lacks);
+            unleased += range.lease == 0 ? range.count : 0;
+            if (range.lease != 0 && range.lease != lease) {
+                CU_ASSERT(lease == 0 || next == 1000 * lease + 64); /* All of the one before. */
+                CU_ASSERT_EQUAL(range.lease, lease + 1);
+                lease = range.lease;
+                next = 1000 * lease;
+            }
+            CU_ASSERT(range.lease == 0 || range.first == next);
+            next += range.lease == 0 ? 0 : range.count;
+            taken += range.count;
+        }
+        CU_ASSERT_EQUAL_FATAL(step(&trainer), DILOCO_CONTINUE);
+        breathe(syncer);
+    }
+    CU_ASSERT(taken > 100 && unleased < taken / 2); /* The first one is there before the first step. */
+    pthread_mutex_lock(&syncer->lock);
+    CU_ASSERT_EQUAL(syncer->last_request.batch, 4);
+    CU_ASSERT(syncer->last_push.lease >= 1 && syncer->last_push.lease <= lease);
+    CU_ASSERT(syncer->last_push.cursor >= 1 && syncer->last_push.cursor <= 64);
+    pthread_mutex_unlock(&syncer->lock);
+    close_trainer(&trainer);
+    fake_free(syncer);
+}
+
 static void test_wrong_arguments(void)
 {
     struct diloco *d = NULL;
@@ -870,4 +918,5 @@ UNIT_MAIN("diloco", {"join, seed, train, stop", test_join_seed_train_stop}, {"ev
           {"bounded wait", test_a_wait_is_bounded_and_ends_with_the_connection},
           {"evaluator", test_evaluator_receives_and_reports},
           {"leaving", test_leaving_says_goodbye_and_answers_a_pull_first}, {"two shards", test_two_shards},
-          {"two learners", test_two_learners}, {"wrong arguments", test_wrong_arguments}, {"TLS", test_tls})
+          {"two learners", test_two_learners}, {"wrong arguments", test_wrong_arguments}, {"TLS", test_tls},
+          {"J8 data by leases", test_data_by_leases})

@@ -27,7 +27,7 @@ static struct sy_ledger_changes settle(void)
 {
     struct sy_ledger_changes changes;
     sy_ledger_changes(&ledger, &changes);
-    for (uint32_t h = 0; h < ledger.holders_max; h++) {
+    for (uint32_t h = 0; h < ledger.holders_end; h++) {
         for (uint32_t i = 0; i < ledger.holders[h].open_count; i++) {
             ledger.holders[h].open[i].told = true;
         }
