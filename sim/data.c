@@ -1,5 +1,6 @@
 /* sim_world, the job's data: what trainers take, what shard 0 has on its disk of the leases, and what must hold of both. The
  * rules here are written anew, position by position, so that they can contradict the ledger of the core. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +26,7 @@ static void remember(struct sim_world *world, struct sim_incarnation *who, const
         who->taken = grown;
         who->taken_capacity = capacity;
     }
+    assert(who->taken != NULL);
     who->taken[who->taken_count++] = *range;
 }
 
@@ -81,13 +83,17 @@ static bool grow_positions(struct sim_data *data, uint64_t positions)
     }
     uint64_t capacity = DL_MAX(2 * positions, UINT64_C(4096));
     uint32_t *counted_by = realloc(data->counted_by, capacity * sizeof *counted_by);
-    data->counted_by = counted_by == NULL ? data->counted_by : counted_by;
+    if (counted_by != NULL) {
+        data->counted_by = counted_by;
+    }
     uint8_t *seen = realloc(data->seen, capacity);
-    data->seen = seen == NULL ? data->seen : seen;
+    if (seen != NULL) {
+        data->seen = seen;
+    }
     if (counted_by == NULL || seen == NULL) {
         return false;
     }
-    memset(counted_by + data->position_capacity, 0, (capacity - data->position_capacity) * sizeof *counted_by);
+    memset(data->counted_by + data->position_capacity, 0, (capacity - data->position_capacity) * sizeof *data->counted_by);
     data->position_capacity = capacity;
     return true;
 }

@@ -3,6 +3,8 @@
 #define SY_STORE_SQL_H
 
 #include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "syncer/store/internal.h"
