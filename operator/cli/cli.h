@@ -16,6 +16,8 @@ int op_cmd_kill(int argc, char **argv);
 int op_cmd_stop(int argc, char **argv);
 int op_cmd_replay(int argc, char **argv);
 int op_cmd_generate(int argc, char **argv);
+int op_cmd_checkpoint(int argc, char **argv);
+int op_cmd_export(int argc, char **argv);
 
 /* Prints "diloco <command>: <text>" and returns the exit code that fits `err->rc`. */
 int op_cli_fail(const char *command, const struct dl_err *err);

@@ -19,6 +19,8 @@ static const char help[] =
     "  diloco kill RUN learner ID [SIGNAL]   a signal to a learner (or: syncer SHARD); default KILL\n"
     "  diloco stop RUN                       end a run: merge once more, export the weights\n"
     "  diloco generate [RUN] [options]       text from the weights of a run\n"
+    "  diloco checkpoint [RUN] [options]     a consistent state over all shards: make, list, remove\n"
+    "  diloco export [RUN] --out DIR         the global parameters as safetensors, while the run goes on\n"
     "  diloco replay [RUN] [options]         execute a run again, to the bit; say where it differs\n"
     "  diloco version\n"
     "\n"
@@ -30,9 +32,12 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"run", op_cmd_run},   {"check", op_cmd_check},       {"status", op_cmd_status},
-    {"top", op_cmd_top},   {"scale", op_cmd_scale},       {"kill", op_cmd_kill},
-    {"stop", op_cmd_stop}, {"generate", op_cmd_generate}, {"replay", op_cmd_replay},
+    {"run", op_cmd_run},       {"check", op_cmd_check},
+    {"status", op_cmd_status}, {"top", op_cmd_top},
+    {"scale", op_cmd_scale},   {"kill", op_cmd_kill},
+    {"stop", op_cmd_stop},     {"generate", op_cmd_generate},
+    {"replay", op_cmd_replay}, {"checkpoint", op_cmd_checkpoint},
+    {"export", op_cmd_export},
 };
 
 int main(int argc, char **argv)

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""Checkpoints of a run over two shards: made and exported while it trains, kept over restarts, removed."""
+import json
+import pathlib
+import re
+import struct
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from lib.ensemble import TEXT, check, main, manifest  # noqa: E402
+from test_resume import resume, tape  # noqa: E402
+from test_run import PACED, Run, wait  # noqa: E402
+
+
+def tensors(path):
+    """{name: bytes} and the metadata of a safetensors file."""
+    content = pathlib.Path(path).read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:8 + size])
+    metadata = header.pop("__metadata__", {})
+    return {name: content[8 + size + e["data_offsets"][0]:8 + size + e["data_offsets"][1]] for name, e in header.items()}, metadata
+
+
+def files(run):
+    return len(list(run.dir.glob("state/shard-*/fragment-*.bin")))
+
+
+def rounds(run):
+    return run.status()["round"]
+
+
+def test_checkpoints_while_it_trains(build):
+    """S4: retention leaves pinned versions alone; a cut over both shards is exported without stopping a merge."""
+    job = manifest(TEXT, training={"tokenBudget": 250000}, syncer={"shards": 2}, learners={"replicas": 3, "max": 4})
+    with Run(build, job, PACED) as run:
+        wait(lambda: rounds(run) >= 8, 60, "rounds")
+        check("no such" in run.ask("checkpoint", "run", "--remove", "9.9", code=2), "removing what is not there")
+        made = run.ask("checkpoint", "run", "--name", "first")
+        one = re.search(r"checkpoint (\d+\.\d+)", made).group(1)
+        check("of this name" in run.ask("checkpoint", "run", "--name", "first", code=2), "a name twice")
+        listed = run.ask("checkpoint", "run", "--list")
+        line = next(l for l in listed.splitlines() if l.startswith(one))
+        check("first" in line and "complete" in line, line)
+        clock = line.split()[-1]
+        check(re.fullmatch(r"v\d+(\.\d+){3}", clock), f"no vector clock of four fragments: {clock}")
+        for s in (0, 1):
+            with tape(run, s) as db:
+                learners = db.execute("SELECT count(*), min(step) FROM checkpoint_learners").fetchone()
+                check(learners[0] == 3 and learners[1] > 0, f"shard {s}: learners of the cut: {learners}")
+        at = rounds(run)
+        run.ask("export", "run", "--checkpoint", "first", "--out", "a")
+        wait(lambda: rounds(run) >= at + 20, 60, "twenty rounds more: nothing has stopped")
+        run.ask("export", "run", "--checkpoint", clock, "--out", "b")
+        run.ask("export", "run", "--out", "now")
+        a, metadata = tensors(run.folder / "a" / "model.safetensors")
+        b, _ = tensors(run.folder / "b" / "model.safetensors")
+        now, later = tensors(run.folder / "now" / "model.safetensors")
+        check(metadata["versions"] == clock and metadata["checkpoint"] == one and metadata["job"] == "test", f"{metadata}")
+        check(a == b and a.keys() == now.keys() and a != now, "the checkpoint has changed, or is what is there now")
+        versions = [[int(v) for v in text[1:].split(".")] for text in (clock, later["versions"])]
+        check(all(x <= y for x, y in zip(*versions)) and versions[0] != versions[1], f"{versions}")
+        check(run.ask("checkpoint", "run", "--list").count("complete") == 1, "the export's own cut is left")
+        # Kept over a kill of everything and a restart, by both shards.
+        run.process.kill()
+        run.process.wait(10)
+        wait(lambda: not run.pids(), 10, "the end of all processes")
+        check("first" in run.ask("checkpoint", "run", "--list"), "a run at rest lists its checkpoints, too")
+        resume(run, *PACED)
+        at = wait(lambda: any(e["event"] == "resumed" for e in run.events()) and rounds(run), 30, "the run, again")
+        wait(lambda: rounds(run) >= at + 12, 60, "rounds")
+        run.ask("export", "run", "--checkpoint", one, "--out", "c")
+        check(tensors(run.folder / "c" / "model.safetensors")[0] == a, "the checkpoint has changed over the restart")
+        before = files(run)
+        run.ask("checkpoint", "run", "--remove", one)
+        wait(lambda: files(run) <= before - 4, 10, "the removal of what only the checkpoint kept")
+        run.exit(120)
+        # At rest the newest versions are what the evaluator exported at the end.
+        run.ask("export", "run", "--out", "last")
+        check(tensors(run.folder / "last" / "model.safetensors")[0] == tensors(run.dir / "final" / "model.safetensors")[0],
+              "the newest versions are not the final weights")
+        check(run.ask("export", "run", "--checkpoint", "nine", "--out", "x", code=2).count("no checkpoint") == 1, "an unknown one")
+
+
+if __name__ == "__main__":
+    main([test_checkpoints_while_it_trains])
