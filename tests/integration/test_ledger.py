@@ -195,6 +195,31 @@ def test_syncer_away_for_longer_than_a_lease(build):
         check(not any(row["state"] == "returned" for row in leases), "a lease was taken away")
 
 
+def test_away_for_too_long(build):
+    """J8: a learner that stood still for ten timeouts finds its data given to others, takes the global state, and goes on."""
+    job = manifest(TEXT, training={"tokenBudget": 10**9, "data": {"leaseSequences": 25 * BATCH}}, learners={"replicas": 2},
+                   syncer={"shards": 2}, sync={"timeoutSeconds": 0.5, "heartbeatSeconds": 0.1})
+    with Ensemble(build, job) as e:
+        e.start_syncers()
+        for n in range(2):
+            e.start_learner(n, extra=["--step-seconds", 0.02])
+        e.wait(lambda: e.status()["round"] >= 8 and e.learner(1)["step"] > 40, 60, "rounds")
+        e.signal("learner-1", signal.SIGSTOP)
+        e.wait(lambda: any(row["state"] == "returned" for row in check_balance(e)[1]), 30, "its data to come back")
+        e.wait(lambda: positions(e)["queued"] == 0, 30, "the other one to take it")
+        e.signal("learner-1", signal.SIGCONT)
+        e.wait(lambda: "given to others" in e.log("learner-1"), 30, "the learner to be told")
+        merged = e.wait(lambda: e.learner(1)["pushesMerged"], 30, "the learner's status")
+        e.wait(lambda: e.learner(1)["pushesMerged"] > merged + 4, 60, "pushes of it")
+        _, leases, _ = check_balance(e)
+        uid = e.learner(1)["uid"]
+        own = [row for row in leases if row["uid"] == uid]
+        check(any(row["state"] == "returned" for row in own) and own[-1]["state"] != "returned", f"its leases: {own}")
+        e.wait(lambda: sum(row["counted"] for row in check_balance(e)[1] if row["lease"] >= own[-1]["lease"]) > 0, 30,
+               "its new data to count")
+        check(e.processes["learner-1"].poll() is None, "the learner ended")
+
+
 if __name__ == "__main__":
-    main([test_kills_disconnects_and_restarts, test_two_restarts_in_a_row_with_other_learners,
+    main([test_away_for_too_long, test_kills_disconnects_and_restarts, test_two_restarts_in_a_row_with_other_learners,
           test_syncer_away_for_longer_than_a_lease])
