@@ -75,6 +75,10 @@ static enum dl_rc prepare(struct learner *l, struct dl_err *err)
     const struct dl_spec *spec = l->session.spec;
     uint32_t threads = wk_session_threads(&l->session);
     uint64_t bytes;
+    if (l->session.args->learner >= (int32_t)spec->learners.max) {
+        return dl_err_set(err, DL_EINVAL, "--learner %d: ids are below spec.learners.max %u", l->session.args->learner,
+                          spec->learners.max);
+    }
     enum dl_rc rc = wk_trainer_plan(spec, threads, &bytes, err);
     if (rc == DL_OK) {
         rc = wk_trainer_new(spec, threads, &l->trainer, err);
