@@ -151,8 +151,8 @@ struct op_controller {
     struct op_map buckets;  /* By the job's uid. */
     struct op_map nodes;    /* By name, cut as in struct op_node. */
     uint64_t capacity_changes;
-    LIST_HEAD(, op_errand) errands;
-    LIST_HEAD(, op_order) orders;
+    LIST_HEAD(op_errand_list, op_errand) errands;
+    LIST_HEAD(op_order_list, op_order) orders;
     enum op_token_state key_state;
     unsigned char key[OP_TOKEN_KEY_BYTES];
     int64_t key_due_ns;

@@ -322,8 +322,6 @@ void op_store_on_pod(struct op_controller *c, const struct op_object *object)
             pod_free(held);
             return;
         }
-    } else if (memcmp(&held->pod, &pod, sizeof pod) == 0) {
-        return; /* Nothing that matters here has changed. */
     }
     held->pod = pod;
     op_controller_wake(c, held->bucket->job_key, 0);

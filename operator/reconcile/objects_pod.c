@@ -14,6 +14,8 @@
 #define ENDPOINTS_MAX (DL_SPEC_SHARDS_MAX * 200)
 #define JOB_FOLDER "/etc/diloco/job"
 #define TOKEN_FOLDER "/etc/diloco/token"
+#define JOB_FILE "/etc/diloco/job/job.json"
+#define TOKEN_FILE "/etc/diloco/token/token"
 #define STATE_FOLDER "/var/lib/diloco"
 
 static const cJSON *member(const cJSON *object, const char *key)
@@ -253,9 +255,8 @@ static void add_probe(cJSON *container, const char *probe, const char *path, dou
 static void add_syncer_container(const struct op_render *render, cJSON *spec)
 {
     static const char *const arguments[] = {
-        "--job",       JOB_FOLDER "/job.json", "--shard",       "$(DILOCO_SHARD)",      "--listen",
-        "*:7000",      "--health-listen",      "*:7001",        "--token-file",         TOKEN_FOLDER "/token",
-        "--state-dir", STATE_FOLDER,           "--result-file", "/dev/termination-log",
+        "--job",  JOB_FILE,       "--shard",  "$(DILOCO_SHARD)", "--listen",   "*:7000",        "--health-listen",
+        "*:7001", "--token-file", TOKEN_FILE, "--state-dir",     STATE_FOLDER, "--result-file", "/dev/termination-log",
     };
     _Static_assert(OP_SYNCER_PORT == 7000 && OP_HEALTH_PORT == 7001, "the arguments name the ports");
     cJSON *container = own_container(spec, "syncer");
@@ -321,16 +322,15 @@ static void add_worker_variables(const struct op_render *render, cJSON *containe
     add_variable(container, "DILOCO_JOB", render->spec->name, NULL);
     add_variable(container, "DILOCO_NAMESPACE", render->spec->namespace_name, NULL);
     add_variable(container, "DILOCO_ENDPOINTS", endpoints, NULL);
-    add_variable(container, "DILOCO_TOKEN_FILE", TOKEN_FOLDER "/token", NULL);
-    add_variable(container, "DILOCO_JOB_FILE", JOB_FOLDER "/job.json", NULL);
+    add_variable(container, "DILOCO_TOKEN_FILE", TOKEN_FILE, NULL);
+    add_variable(container, "DILOCO_JOB_FILE", JOB_FILE, NULL);
     if (kind == OP_LEARNER) {
         add_variable(container, "DILOCO_LEARNER", number, NULL);
     }
 }
 
 #define WORKER_ARGUMENTS                                                                                               \
-    "--job", JOB_FOLDER "/job.json", "--endpoints", "$(DILOCO_ENDPOINTS)", "--token-file", TOKEN_FOLDER "/token",      \
-        "--uid", "$(DILOCO_UID)"
+    "--job", JOB_FILE, "--endpoints", "$(DILOCO_ENDPOINTS)", "--token-file", TOKEN_FILE, "--uid", "$(DILOCO_UID)"
 
 static void add_worker_arguments(cJSON *container, enum op_kind kind, const cJSON *spec)
 {
