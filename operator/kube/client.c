@@ -358,7 +358,8 @@ enum dl_rc op_client_new(struct op_loop *loop, const struct op_config *config, c
     const char *agent = client->options.user_agent;
     client->user_agent = strdup(agent != NULL ? agent : "diloco-operator");
     client->options.user_agent = NULL;
-    enum dl_rc rc = client->user_agent != NULL ? op_config_copy(config, &client->config, err) : DL_ENOMEM;
+    enum dl_rc rc = client->user_agent != NULL ? op_config_copy(config, &client->config, err)
+                                               : dl_err_set(err, DL_ENOMEM, "no memory for the client");
     if (rc == DL_OK) {
         rc = op_client_set_base(client, err);
     }

@@ -127,18 +127,24 @@ static enum dl_rc set_named_base(struct op_client *client, CURLU *url, struct dl
 {
     char *host = NULL, *port = NULL, *base = NULL;
     DL_AUTO_FREE char *rule = NULL;
-    bool is_set = curl_url_get(url, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
-                  curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK &&
-                  curl_url_set(url, CURLUPART_HOST, client->config.tls_server_name, 0) == CURLUE_OK &&
-                  curl_url_get(url, CURLUPART_URL, &base, 0) == CURLUE_OK &&
-                  asprintf(&rule, "%s:%s:%s:%s", client->config.tls_server_name, port, host, port) > 0 &&
-                  (client->connect_to = curl_slist_append(NULL, rule)) != NULL &&
-                  (client->base_url = strdup(base)) != NULL;
+    const char *name = client->config.tls_server_name;
+    enum dl_rc rc = DL_OK;
+    if (curl_url_get(url, CURLUPART_HOST, &host, 0) != CURLUE_OK ||
+        curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) != CURLUE_OK ||
+        curl_url_set(url, CURLUPART_HOST, name, 0) != CURLUE_OK ||
+        curl_url_get(url, CURLUPART_URL, &base, 0) != CURLUE_OK) {
+        rc = dl_err_set(err, DL_EINVAL, "tls-server-name '%s' cannot be used", name);
+    } else if (asprintf(&rule, "%s:%s:%s:%s", name, port, host, port) < 0) {
+        rule = NULL;
+        rc = dl_err_set(err, DL_ENOMEM, "no memory for the client");
+    } else if ((client->connect_to = curl_slist_append(NULL, rule)) == NULL ||
+               (client->base_url = strdup(base)) == NULL) {
+        rc = dl_err_set(err, DL_ENOMEM, "no memory for the client");
+    }
     curl_free(host);
     curl_free(port);
     curl_free(base);
-    return is_set ? DL_OK
-                  : dl_err_set(err, DL_EINVAL, "tls-server-name '%s' cannot be used", client->config.tls_server_name);
+    return rc;
 }
 
 enum dl_rc op_client_set_base(struct op_client *client, struct dl_err *err)

@@ -173,40 +173,48 @@ static bool take_object(struct op_reflector *reflector, struct op_slice slice, b
     return is_taken;
 }
 
-static void set_version(struct op_reflector *reflector, const char *version)
+/* False without memory: the old one stands. */
+static bool set_version(struct op_reflector *reflector, const char *version)
 {
     if (version[0] != 0 && (reflector->resource_version == NULL || strcmp(reflector->resource_version, version) != 0)) {
         char *copy = strdup(version);
-        if (copy != NULL) {
-            free(reflector->resource_version);
-            reflector->resource_version = copy;
+        if (copy == NULL) {
+            return false;
         }
+        free(reflector->resource_version);
+        reflector->resource_version = copy;
     }
+    return true;
 }
 
 /* --- list --- */
 
-static size_t collect_vanished(const struct op_reflector *reflector, char **keys, size_t max)
+/* Copies of up to `max` keys that this list did not show; false without memory. */
+static bool collect_vanished(const struct op_reflector *reflector, char **keys, size_t max, size_t *count)
 {
-    size_t place = 0, count = 0;
+    size_t place = 0;
     const char *key;
     void *value;
-    while (count < max && op_map_next(&reflector->known, &place, &key, &value)) {
-        if (((uint64_t)(uintptr_t)value >> 1 & GENERATION_MASK) != (reflector->generation & GENERATION_MASK) &&
-            (keys[count] = strdup(key)) != NULL) {
-            count++;
+    *count = 0;
+    while (*count < max && op_map_next(&reflector->known, &place, &key, &value)) {
+        if (((uint64_t)(uintptr_t)value >> 1 & GENERATION_MASK) != (reflector->generation & GENERATION_MASK)) {
+            if ((keys[*count] = strdup(key)) == NULL) {
+                return false;
+            }
+            (*count)++;
         }
     }
-    return count;
+    return true;
 }
 
-/* Tells of all that this list did not show. */
-static void drop_vanished(struct op_reflector *reflector)
+/* Tells of all that this list did not show; false without memory: the list is not complete then. */
+static bool drop_vanished(struct op_reflector *reflector)
 {
     char *keys[VANISHED_AT_ONCE];
     size_t count;
+    bool is_complete;
     do {
-        count = collect_vanished(reflector, keys, DL_COUNT_OF(keys));
+        is_complete = collect_vanished(reflector, keys, DL_COUNT_OF(keys), &count);
         for (size_t i = 0; i < count; i++) {
             op_map_remove(&reflector->known, keys[i]);
             char *name = strchr(keys[i], '/');
@@ -216,7 +224,8 @@ static void drop_vanished(struct op_reflector *reflector)
             }
             free(keys[i]);
         }
-    } while (count == DL_COUNT_OF(keys) && !reflector->was_freed);
+    } while (is_complete && count == DL_COUNT_OF(keys) && !reflector->was_freed);
+    return is_complete;
 }
 
 static bool take_page(struct op_reflector *reflector, const struct op_result *result)
@@ -237,8 +246,9 @@ static bool take_page(struct op_reflector *reflector, const struct op_result *re
     bool is_first = reflector->continue_token == NULL;
     free(reflector->continue_token);
     reflector->continue_token = more[0] != 0 ? strdup(more) : NULL;
+    bool has_token = more[0] == 0 || reflector->continue_token != NULL; /* Else the list would seem to end here. */
     cJSON_Delete(json);
-    if (!op_slice_member(body, "items", &items) || version == NULL) {
+    if (!op_slice_member(body, "items", &items) || version == NULL || !has_token) {
         return false;
     }
     if (items.size == 4 && memcmp(items.text, "null", 4) == 0) {
@@ -251,17 +261,20 @@ static bool take_page(struct op_reflector *reflector, const struct op_result *re
         }
     }
     /* The watch begins where the first page was: what changed while others were read comes again. */
-    if (!is_broken && !reflector->was_freed && is_first) {
-        set_version(reflector, version);
+    if (is_broken || reflector->was_freed || !is_first) {
+        return !is_broken;
     }
-    return !is_broken;
+    return set_version(reflector, version);
 }
 
-static void end_list(struct op_reflector *reflector)
+static bool end_list(struct op_reflector *reflector)
 {
-    drop_vanished(reflector);
+    if (!drop_vanished(reflector)) {
+        snprintf(reflector->stop_text, sizeof reflector->stop_text, "no memory");
+        return false;
+    }
     if (reflector->was_freed) {
-        return;
+        return true;
     }
     reflector->wants_list = false;
     reflector->is_synced = true;
@@ -270,6 +283,7 @@ static void end_list(struct op_reflector *reflector)
     if (reflector->options.synced != NULL) {
         reflector->options.synced(reflector->options.context);
     }
+    return true;
 }
 
 static void on_list(void *context, const struct op_result *result)
@@ -279,11 +293,12 @@ static void on_list(void *context, const struct op_result *result)
     reflector->request = 0;
     enter(reflector);
     int64_t wait_ns = 0;
-    if (result->rc == DL_OK && take_page(reflector, result)) {
+    bool is_taken = result->rc == DL_OK && take_page(reflector, result);
+    if (is_taken && !reflector->was_freed && reflector->continue_token == NULL) {
+        is_taken = end_list(reflector);
+    }
+    if (is_taken) {
         reflector->heard_ns = op_loop_now_ns(loop);
-        if (!reflector->was_freed && reflector->continue_token == NULL) {
-            end_list(reflector);
-        }
     } else if (!reflector->was_freed) {
         struct dl_err err = result->err;
         if (result->rc == DL_OK) {
@@ -369,7 +384,7 @@ static void move_version(struct op_reflector *reflector, struct op_slice object)
     if (op_slice_member(object, "metadata", &metadata) && op_slice_member(metadata, "resourceVersion", &version) &&
         version.size > 2 && version.size < sizeof text && version.text[0] == '"') {
         snprintf(text, sizeof text, "%.*s", (int)version.size - 2, version.text + 1);
-        set_version(reflector, text);
+        (void)set_version(reflector, text); /* From an older one events come again, that is all. */
     }
 }
 
