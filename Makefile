@@ -224,7 +224,7 @@ images: programs
 # The programs in the images are those of the address sanitizer's variant, unless SAN says otherwise.
 CLUSTER_SAN := $(or $(SAN),address)
 test-cluster:
-	@tests/deps.sh build test cluster
+	@tests/deps.sh build demo test cluster
 	@$(MAKE) --no-print-directory -j$$(nproc) SAN=$(CLUSTER_SAN) IMAGE_TAG=test images build/san-$(CLUSTER_SAN)/tools/kube_api
 	@tests/cluster/run.py --build build/san-$(CLUSTER_SAN)
 

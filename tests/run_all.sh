@@ -25,6 +25,7 @@ step "integration tests" run integration
 step "unit tests, address sanitizer" run SAN=address unit
 step "unit tests, undefined sanitizer" run SAN=undefined unit
 step "unit tests, thread sanitizer" run SAN=thread unit
+step "cluster tests" run test-cluster
 step "lint" run lint
 step "lint-selftest" run lint-selftest
 echo "test: $passed passed, $failed failed"

@@ -27,7 +27,6 @@ def suspended_and_resumed_twice():
         namespace.apply(kube.job(JOB, replicas=2, shards=2, training={"tokenBudget": 10**9}))
         wait("it trains", 120, lambda: progress(namespace)[0] > 3)
         for _ in range(2):
-            before = progress(namespace)
             suspend(namespace, True)
             left = []
 
@@ -41,6 +40,7 @@ def suspended_and_resumed_twice():
             check(namespace.job(JOB)["status"]["learners"].get("running", 0) == 0, "running learners while suspended")
             claims = sorted(claim["metadata"]["name"] for claim in namespace.list("pvc"))
             check({f"state-{JOB}-syncer-0", f"state-{JOB}-syncer-1"} <= set(claims), f"claims while suspended: {claims}")
+            before = progress(namespace)
             suspend(namespace, False)
             wait("it goes on", 120, lambda before=before: progress(namespace)[0] > before[0] and
                  progress(namespace)[1] >= before[1])
@@ -48,10 +48,6 @@ def suspended_and_resumed_twice():
             # The first rounds after a resume follow those before it: nothing began anew.
             log = namespace.kubectl("logs", f"{JOB}-syncer-0").stdout
             check("state restored" in log, f"syncer 0 did not go on from its state:\n{log[:1500]}")
-        trained = progress(namespace)[1]
-        namespace.kubectl("patch", "ddj", JOB, "--type=merge", "-p", f'{{"spec":{{"training":{{"tokenBudget":{trained + 20000}}}}}}}')
-        phase = wait("the job's end", 120, lambda: namespace.phase(JOB) in ("Succeeded", "Failed") and namespace.phase(JOB))
-        check(phase == "Succeeded", f"{phase}: {namespace.job(JOB)['status']}")
 
 
 if __name__ == "__main__":
