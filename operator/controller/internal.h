@@ -23,6 +23,7 @@
 #define OP_ASK_AGAIN_NS INT64_C(10000000000) /* A deletion that shows no effect for so long is sent again. */
 #define OP_RESYNC_NS INT64_C(300000000000)   /* All of a job's parts are applied again so often. */
 #define OP_HEARD_NS INT64_C(30000000000)     /* What syncers said counts for so long. */
+#define OP_PART_UNKNOWN 1                    /* As a digest: it is there, but who knows whether as it should be. */
 #define OP_PART_STALE 2                      /* As a digest: an answer that says nothing any more is on its way. */
 #define OP_SECOND INT64_C(1000000000)
 
@@ -80,7 +81,8 @@ struct op_job {
     int64_t parts_due_ns, parts_applied_ns; /* Monotonic. */
     uint32_t part_failures;
     struct op_problem part_problem, pod_problem; /* What the server refused. */
-    bool has_set;                                /* The StatefulSet was made, by us or an earlier process. */
+    int64_t told_generation; /* An earlier process wrote that the job of this generation runs; 0: not. */
+    bool has_set;            /* The StatefulSet was made, by us or an earlier process. */
 
     struct op_shard shards[DL_SPEC_SHARDS_MAX];
     struct op_poll *poll; /* NULL: none under way. */

@@ -122,6 +122,8 @@ static void read_status(struct op_job *job, const cJSON *status)
     job->is_settled = job->has_phase && job->completed_ns != 0 &&
                       (job->phase == OP_JOB_SUCCEEDED || job->phase == OP_JOB_STOPPED || job->phase == OP_JOB_FAILED);
     job->has_set = job->started_ns != 0;
+    bool is_running = job->has_phase && job->phase == OP_JOB_RUNNING;
+    job->told_generation = is_running ? (int64_t)op_json_u64(status, "observedGeneration", 0) : 0;
 }
 
 /* An earlier process gave incarnations that may not be seen any more. None gives one a second to a learner, so that the

@@ -11,6 +11,7 @@
 #include "operator/controller/internal.h"
 
 #define JOB_PACE_NS INT64_C(40000000) /* Added for each job to the time between two writes of progress. */
+#define ADOPT_NS INT64_C(200000000)   /* A job's share of the time in which all parts are applied after a start. */
 #define SET_SLOW_NS (20 * OP_SECOND)  /* A set that has not made its pods for so long meets an obstacle. */
 
 struct turn {
@@ -111,10 +112,43 @@ static void send_part(struct turn *t, enum op_part part)
     }
 }
 
+static uint64_t parts_hash(const struct turn *t)
+{
+    return (t->job->manifest_hash + UINT64_C(2) * t->plan.syncers_wanted) | 1;
+}
+
 static bool needs_parts(const struct turn *t)
 {
     /* A job that was made suspended has nothing yet, and one that is over keeps what it has. */
     return t->job->started_ns != 0 || t->job->has_set;
+}
+
+static void distrust_parts(struct op_job *job)
+{
+    job->parts_hash = 0;
+    for (int part = 0; part < OP_PART_COUNT; part++) {
+        bool is_kept = part == OP_PART_TOKEN || job->part_done[part] == 0;
+        job->part_done[part] = is_kept ? job->part_done[part] : OP_PART_UNKNOWN;
+    }
+}
+
+/* What ran under an earlier process has its parts. After a change of operators those of many jobs would hold up what is
+ * urgent, so they are applied one job after the other. */
+static void adopt_parts(struct turn *t)
+{
+    struct op_job *job = t->job;
+    if (job->parts_applied_ns != 0 || job->told_generation != job->generation ||
+        t->plan.syncers_ready < t->plan.syncers_wanted || t->plan.syncers_wanted == 0) {
+        return;
+    }
+    int64_t span_ns = DL_MIN((int64_t)t->c->jobs.count * ADOPT_NS, OP_RESYNC_NS - OP_SECOND);
+    int64_t delay_ns = (int64_t)(dl_hash64(job->uid, strlen(job->uid), 0) % (uint64_t)span_ns);
+    job->parts_applied_ns = t->now_ns - OP_RESYNC_NS + delay_ns;
+    job->parts_hash = parts_hash(t);
+    for (int part = 0; part < OP_PART_COUNT; part++) {
+        job->part_done[part] = wants_part(t, (enum op_part)part) ? OP_PART_UNKNOWN : 0;
+    }
+    op_controller_wake(t->c, job->key, 0); /* Pods may be made from now on. */
 }
 
 static void keep_parts(struct turn *t)
@@ -128,12 +162,10 @@ static void keep_parts(struct turn *t)
         return;
     }
     if (job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns >= OP_RESYNC_NS) {
-        job->parts_hash = 0;
-        for (int part = 0; part < OP_PART_COUNT; part++) {
-            job->part_done[part] = part == OP_PART_TOKEN ? job->part_done[part] : 0;
-        }
+        distrust_parts(job);
     }
-    uint64_t hash = (job->manifest_hash + UINT64_C(2) * t->plan.syncers_wanted) | 1;
+    adopt_parts(t);
+    uint64_t hash = parts_hash(t);
     if (hash == job->parts_hash || !parse(t)) {
         return;
     }

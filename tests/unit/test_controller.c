@@ -373,6 +373,7 @@ static void test_another_operator_takes_over(void)
     UNTIL(&w, count_pods(&w, "learner") == 2 && says(&w, "phase", "Running"));
     UNTIL(&w, count_pods(&w, "evaluator") == 1);
     op_controller_free(w.controller);
+    size_t applied = fake_api_requests(w.rig.api, "PATCH", "/statefulsets/");
     size_t made = fake_api_requests(w.rig.api, "POST", "/pods"), gone = fake_api_requests(w.rig.api, "DELETE", NULL);
     fake_api_remove(w.rig.api, PODS "/demo-learner-1-1"); /* While nobody looked. */
     start_controller(&w);
@@ -382,6 +383,8 @@ static void test_another_operator_takes_over(void)
     CU_ASSERT_EQUAL(fake_api_requests(w.rig.api, "POST", "/pods"), made + 1);
     CU_ASSERT_EQUAL(fake_api_requests(w.rig.api, "DELETE", NULL), gone);
     CU_ASSERT(has_pod(&w, "demo-learner-0-1"));
+    /* What the job consists of is applied once more, a little later. */
+    UNTIL(&w, fake_api_requests(w.rig.api, "PATCH", "/statefulsets/") > applied);
     world_stop(&w);
 }
 
