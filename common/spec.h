@@ -155,7 +155,7 @@ struct dl_spec {
         char storage_size[32]; /* Kubernetes quantity. */
         char storage_class[DL_SPEC_NAME_MAX];
         bool keep_pushes; /* Every merged push stays beside the versions, for replay of the merges alone. */
-        uint16_t port; /* First port on one machine; 0: any free one. In a cluster: the Service's. */
+        uint16_t port;    /* First port on one machine; 0: any free one. In a cluster: the Service's. */
         char *template_json;
     } syncer;
     struct dl_learners_spec learners;
@@ -172,6 +172,11 @@ struct dl_spec_warnings {
  * caller's to free. DL_EINVAL: text has line or field path, the value, and what is allowed. `warnings` may be NULL. */
 DL_MUST_CHECK enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, struct dl_spec **out,
                                        struct dl_spec_warnings *warnings, struct dl_err *err);
+
+/* The same for a job as an API server keeps it: fields that this version does not know are passed over. The server has
+ * refused what nobody knows, and has filled in defaults of a schema that may be newer. */
+DL_MUST_CHECK enum dl_rc dl_spec_parse_stored(const char *text, size_t size, const char *origin, struct dl_spec **out,
+                                              struct dl_err *err);
 
 /* Reads and parses a file; relative data paths become absolute, seen from the file's folder. */
 DL_MUST_CHECK enum dl_rc dl_spec_load(const char *path, struct dl_spec **out, struct dl_spec_warnings *warnings,

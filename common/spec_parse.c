@@ -14,6 +14,7 @@ struct reader {
     struct dl_spec *spec;
     bool seen[256]; /* Fields of dl_spec_fields that stand in the manifest. */
     struct dl_err *err;
+    bool is_stored; /* What is unknown is passed over. */
 };
 
 /* A table and where its values go: the spec's fields, or one pool's. */
@@ -180,7 +181,7 @@ static enum dl_rc read_entry(struct reader *r, const struct scope *scope, const 
         is_branch = is_branch || (strncmp(field->path, below, length) == 0 && field->path[length] == '.');
     }
     if (!is_branch) {
-        return unknown_field(r, scope, inner, node, path);
+        return r->is_stored ? DL_OK : unknown_field(r, scope, inner, node, path);
     }
     if (dl_node_is_null(node)) {
         return DL_OK;
@@ -332,8 +333,8 @@ static bool was_seen(const struct reader *r, const char *path)
     return false;
 }
 
-enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, struct dl_spec **out,
-                         struct dl_spec_warnings *warnings, struct dl_err *err)
+static enum dl_rc parse(const char *text, size_t size, const char *origin, bool is_stored, struct dl_spec **out,
+                        struct dl_spec_warnings *warnings, struct dl_err *err)
 {
     if (size > DL_SPEC_BYTES_MAX) {
         return dl_err_set(err, DL_EINVAL, "%s: %zu bytes; a manifest has at most %d", origin, size, DL_SPEC_BYTES_MAX);
@@ -348,7 +349,7 @@ enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, stru
     if (root == NULL) {
         return dl_err_set(err, DL_EINVAL, "%s: empty; a %s manifest is expected", origin, DL_SPEC_KIND);
     }
-    struct reader r = {.origin = origin, .err = err, .spec = calloc(1, sizeof *r.spec)};
+    struct reader r = {.origin = origin, .err = err, .is_stored = is_stored, .spec = calloc(1, sizeof *r.spec)};
     if (r.spec == NULL) {
         dl_node_free(root);
         return dl_err_set(err, DL_ENOMEM, "%s: no memory for the job", origin);
@@ -373,6 +374,18 @@ enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, stru
     }
     *out = r.spec;
     return DL_OK;
+}
+
+enum dl_rc dl_spec_parse(const char *text, size_t size, const char *origin, struct dl_spec **out,
+                         struct dl_spec_warnings *warnings, struct dl_err *err)
+{
+    return parse(text, size, origin, false, out, warnings, err);
+}
+
+enum dl_rc dl_spec_parse_stored(const char *text, size_t size, const char *origin, struct dl_spec **out,
+                                struct dl_err *err)
+{
+    return parse(text, size, origin, true, out, NULL, err);
 }
 
 /* --- files

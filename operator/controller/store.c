@@ -92,7 +92,7 @@ static void read_spec(const struct op_controller *c, struct op_job *job, const s
     job->part_failures = 0;
     job->spec_problem.reason[0] = 0;
     if (job->manifest == NULL ||
-        dl_spec_parse(job->manifest, job->manifest_size, "the job", &spec, NULL, &err) != DL_OK) {
+        dl_spec_parse_stored(job->manifest, job->manifest_size, "the job", &spec, &err) != DL_OK) {
         op_problem_set(&job->spec_problem, "InvalidSpec", "%s", err.text);
         dl_warn("job refused job=%s error=\"%s\"", job->key, err.text);
         return;

@@ -33,7 +33,7 @@ static bool parse(struct turn *t)
 {
     struct dl_err err;
     if (t->spec == NULL &&
-        dl_spec_parse(t->job->manifest, t->job->manifest_size, "the job", &t->spec, NULL, &err) != DL_OK) {
+        dl_spec_parse_stored(t->job->manifest, t->job->manifest_size, "the job", &t->spec, &err) != DL_OK) {
         op_problem_set(&t->job->spec_problem, "InvalidSpec", "%s", err.text);
         return false;
     }

@@ -523,6 +523,20 @@ static void test_spot_samples_know_their_provider(void)
     }
 }
 
+/* An operator that is older than the schema must not refuse every job because of a default that it does not know. */
+static void test_stored_job_of_a_newer_schema(void)
+{
+    static const char text[] = MINIMAL "  sync: {interval: 7, newer: {a: [1]}}\n  newest: true\n";
+    struct dl_spec *spec = NULL;
+    struct dl_err err = {0};
+    CU_ASSERT_EQUAL(parse(text, &spec, NULL, &err), DL_EINVAL);
+    CU_ASSERT_EQUAL_FATAL(dl_spec_parse_stored(text, strlen(text), "a", &spec, &err), DL_OK);
+    CU_ASSERT_EQUAL(spec->sync.interval, 7);
+    dl_spec_free(spec);
+    static const char wrong[] = MINIMAL "  sync: {interval: 0, newer: 1}\n";
+    CU_ASSERT_EQUAL(dl_spec_parse_stored(wrong, strlen(wrong), "a", &spec, &err), DL_EINVAL);
+}
+
 static void test_every_sample_is_accepted(void)
 {
     glob_t found;
@@ -604,6 +618,7 @@ UNIT_MAIN("spec", {"defaults", test_defaults},
           {"table", test_the_table_is_sound}, {"Q3 durations", test_durations_are_few}, {"enum names", test_enum_names},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
           {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
+          {"stored by a newer schema", test_stored_job_of_a_newer_schema},
           {"K13 spot samples", test_spot_samples_know_their_provider},
           {"reference is current", test_committed_reference_is_what_the_table_says},
           {"K8 frozen fields", test_k8_frozen_fields})
