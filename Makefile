@@ -9,7 +9,7 @@
 #   make sanitize       unit tests under address, undefined and thread sanitizers
 #   make test-compat    open our weights in transformers (own venv from PyPI, 5.6 GB)
 #   make bench          benchmarks, compared with yardsticks in the same run; figures in build/results/
-#   make bench-operator the operator against 1,000 jobs and 10,000 pods in a real API server (root)
+#   make bench-operator the operator against 1,000 jobs and 10,000 pods in a real API server (root; YARDSTICK=1: and a Go controller)
 #   make bench-deps     PyTorch as the trainer's yardstick (the same venv)
 #   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
 #   make lint           formatting, static analysis, include rules, banned calls
@@ -199,7 +199,7 @@ bench: programs library $(BENCH_BIN)
 
 bench-operator: programs
 	@tests/deps.sh build test cluster
-	@/usr/bin/python3 tests/cluster/bench/run_operator.py --build $(BUILD)
+	@/usr/bin/python3 tests/cluster/bench/run_operator.py --build $(BUILD) $(if $(YARDSTICK),--yardstick)
 
 experiment experiment-long: programs
 	@tests/deps.sh build demo test
