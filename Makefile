@@ -161,7 +161,7 @@ demo:
 	$(BUILD)/bin/diloco run $(JOB) --chaos $(DEMO_CHAOS) --results build/results/demo.json --sample "The word "
 
 # Under the thread sanitizer: the programs that have threads.
-THREADED := blas diloco example gemm kernels link_io local merge merge_bits model pool push server store train
+THREADED := blas diloco example gemm kernels link_io local merge merge_bits model peers pool push server store train
 ifeq ($(SAN),thread)
   UNIT_BIN := $(filter $(THREADED:%=$(BUILD)/unit/%),$(UNIT_BIN))
 endif
@@ -192,9 +192,10 @@ test-compat bench-deps: $(TOOL_BIN)
 	@tests/deps.sh build test
 	@tests/compat/test_transformers.sh --build $(BUILD)
 
-bench: programs library $(BENCH_BIN)
+bench: programs library $(BENCH_BIN) $(TOOL_BIN)
 	@mkdir -p build/results
 	@for bench in $(BENCH_BIN); do echo "== $$(basename $$bench)"; $$bench || exit 1; done
+	@echo "== recovery"; /usr/bin/python3 tests/bench/bench_recovery.py --build $(BUILD)
 	@tests/bench/collect.py build/results
 
 bench-operator: programs

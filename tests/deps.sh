@@ -27,6 +27,8 @@ test python3-numpy           reference for merge kernels
 test python3-torch           independent oracle for the trainer
 test python3-venv            own environment for make test-compat and bench-deps
 test openssl                 certificates for tests of TLS
+test iproute2                links of a given speed between namespaces
+test util-linux              unshare, for those namespaces
 test procps                  process tables in integration tests
 cluster etcd-server         state of the test cluster
 cluster containerd          runs its containers

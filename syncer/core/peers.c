@@ -136,8 +136,8 @@ void sy_core_on_recovered(struct sy_core *core, int64_t now_ns, uint32_t m, cons
     member->recovered = true;
     member->recovered_from = recovered->learner;
     core->recoveries++;
-    sy_queue_note(core, false, "state taken over learner=%u from=%u peer_step=%" PRIu64 " mib=%" PRIu64 " seconds=%.2f",
-                  member->learner, recovered->learner, recovered->step, recovered->bytes >> 20,
-                  sy_seconds((int64_t)recovered->ns));
+    sy_queue_note(
+        core, false, "state taken over learner=%u from=%u peer_step=%" PRIu64 " bytes=%" PRIu64 " seconds=%.2f",
+        member->learner, recovered->learner, recovered->step, recovered->bytes, sy_seconds((int64_t)recovered->ns));
     sy_settle(core);
 }

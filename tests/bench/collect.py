@@ -4,7 +4,7 @@ import json
 import pathlib
 import sys
 
-APART = {"bench.json", "demo.json", "experiment.json"}
+APART = {"bench.json", "demo.json", "durable.json", "experiment.json"}
 
 
 def main():

@@ -24,8 +24,9 @@
 #define RIG_FRAGMENTS 4
 #define RIG_STATES 3
 #define RIG_TOKEN "token-of-the-rig"
-#define RIG_PROGRESS_NS (400 * DL_NS_PER_MS)
-#define RIG_BOUND_NS (60 * DL_NS_PER_SECOND) /* On every wait of a test. */
+#define RIG_PATIENT_NS (20 * DL_NS_PER_SECOND) /* On a busy machine nothing may look like a stall that is none. */
+#define RIG_PROGRESS_NS (DL_NS_PER_SECOND)     /* Where one is to be noticed. */
+#define RIG_BOUND_NS (120 * DL_NS_PER_SECOND)  /* On every wait of a test. */
 
 static const struct dl_tensor rig_tensors[RIG_TENSORS] = {
     {.name = "embed", .role = DL_TENSOR_EMBEDDING, .rank = 2, .shape = {700, 96}},
@@ -376,7 +377,14 @@ static inline void rig_joiner_start(struct rig_joiner *joiner, unsigned seed, en
                                     .recover = true};
     CU_ASSERT_EQUAL_FATAL(wk_link_new(&config, &hub->link, NULL), DL_OK);
     hub->store = wk_store_new(joiner->model.tensors, RIG_TENSORS);
-    joiner->fetch = wk_fetch_new(hub, joiner->model.registered, RIG_STATES, RIG_PROGRESS_NS);
+    joiner->fetch = wk_fetch_new(hub, joiner->model.registered, RIG_STATES, RIG_PATIENT_NS);
+}
+
+/* Before it is run: notices stalls soon. */
+static inline void rig_joiner_hurry(struct rig_joiner *joiner)
+{
+    wk_fetch_free(joiner->fetch);
+    joiner->fetch = wk_fetch_new(&joiner->hub, joiner->model.registered, RIG_STATES, RIG_PROGRESS_NS);
 }
 
 static inline void rig_joiner_release(struct rig_joiner *joiner)

@@ -190,6 +190,7 @@ static void test_a_stalled_peer_is_given_up(void)
 {
     start(DL_CODEC_NONE);
     int64_t begun_ns = dl_now_ns();
+    rig_joiner_hurry(&joiner);
     run_with(RIG_STALL, states_bytes() / 3, &a); /* The second connection goes on where the first one stalled. */
     CU_ASSERT(dl_now_ns() - begun_ns >= RIG_PROGRESS_NS);
     CU_ASSERT_EQUAL(joiner.report.bytes, states_bytes() + fragments_bytes());
@@ -229,6 +230,7 @@ static void test_a_busy_peer_is_not_waited_for(void)
 {
     start(DL_CODEC_NONE);
     a.busy = true;
+    rig_joiner_hurry(&joiner);
     rig_join(&joiner, both, NULL, 2);
     rig_run(&joiner, both, 2, NULL);
     rig_check(&joiner, &b);
@@ -240,8 +242,7 @@ static void test_a_wrong_token_is_refused(void)
 {
     start(DL_CODEC_NONE);
     joiner.hub.token[0] = 'x';
-    wk_fetch_free(joiner.fetch);
-    joiner.fetch = wk_fetch_new(&joiner.hub, joiner.model.registered, RIG_STATES, RIG_PROGRESS_NS);
+    rig_joiner_hurry(&joiner); /* A fetcher that knows this token. */
     rig_join(&joiner, both, NULL, 2);
     rig_run(&joiner, both, 2, NULL);
     rig_check(&joiner, NULL);
@@ -255,6 +256,7 @@ static void test_a_wrong_token_is_refused(void)
 static void expect_useless(const char *canned, size_t bytes)
 {
     start(DL_CODEC_NONE);
+    rig_joiner_hurry(&joiner);
     rig_relay_start(&relay, NULL, RIG_PASS, 0, canned, bytes);
     const char *const addresses[] = {relay.address};
     rig_join(&joiner, both, addresses, 1);

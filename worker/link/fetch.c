@@ -61,6 +61,11 @@ static void say(const struct wk_fetch *fetch, int level, const char *fmt, ...)
     }
 }
 
+static double elapsed(const struct wk_fetch *fetch)
+{
+    return (double)(dl_now_ns() - fetch->begun_ns) / 1e9;
+}
+
 /* --- beginning and ending ---------------------------------------------------------------------------------------- */
 
 struct wk_fetch *wk_fetch_new(struct wk_hub *hub, const struct wk_state *states, uint32_t state_count,
@@ -242,6 +247,9 @@ static void take_manifest(struct wk_fetch *fetch)
         say(fetch, 2, "learner %u keeps other optimiser state (%u parts, here %u): not taken over", fetch->peer.learner,
             fetch->manifest.state_count, fetch->state_count);
     }
+    say(fetch, 0, "learner %u offers its state as of step %llu: %llu bytes, after %.2f s", fetch->peer.learner,
+        (unsigned long long)fetch->manifest.step, (unsigned long long)wk_manifest_total(&fetch->manifest),
+        elapsed(fetch));
     fetch->answered = true;
     fetch->state_bytes = wk_manifest_total(&fetch->manifest) - states_offset;
     fetch->done = 0;
@@ -255,7 +263,7 @@ static void get_manifest(struct wk_fetch *fetch)
     enum dl_rc rc = DL_OK;
     if (!fetch->asked) {
         /* It answers at its next boundary: a step may take long, but others may be quicker. */
-        int64_t patience_ns = fetch->progress_ns / 2 + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
+        int64_t patience_ns = fetch->progress_ns + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
         rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0, DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS),
                           place_head, progress_head, fetch, &err);
         fetch->asked = rc == DL_OK;
@@ -337,6 +345,8 @@ static enum dl_rc request(struct wk_fetch *fetch, uint64_t first, uint64_t count
 
 static void got_states(struct wk_fetch *fetch)
 {
+    say(fetch, 0, "optimiser state of learner %u is here, %llu bytes, after %.2f s", fetch->peer.learner,
+        (unsigned long long)fetch->state_bytes, elapsed(fetch));
     fetch->complete = true;
     fetch->trace_bytes = fetch->manifest.trace_bytes;
     fetch->report = (struct dl_wire_recovered){

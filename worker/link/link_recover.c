@@ -237,9 +237,8 @@ void wk_link_on_recovered(struct wk_link *link, const struct dl_wire_recovered *
     }
     recover->report = *report;
     wk_link_trace(link, "state", DL_TRACE_NO_FRAGMENT, report->nonce, report->step, report->learner, report->uid);
-    wk_note(link, 1, "state taken over from learner=%u uid=%s peer_step=%llu mib=%llu seconds=%.2f", report->learner,
-            report->uid, (unsigned long long)report->step, (unsigned long long)(report->bytes >> 20),
-            (double)report->ns / 1e9);
+    wk_note(link, 1, "state taken over from learner=%u uid=%s peer_step=%llu bytes=%llu seconds=%.2f", report->learner,
+            report->uid, (unsigned long long)report->step, (unsigned long long)report->bytes, (double)report->ns / 1e9);
 }
 
 /* --- small things ------------------------------------------------------------------------------------------------ */

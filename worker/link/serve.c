@@ -62,7 +62,7 @@ struct wk_serve {
     struct wk_snapshot *snapshot;
     bool sealed;
     uint64_t next_id;
-    int64_t made_ns, used_ns;
+    int64_t asked_ns, lent_ns, made_ns, used_ns;
     struct client clients[WK_SERVE_CLIENTS];
 };
 
@@ -84,6 +84,11 @@ static void wake(const struct wk_serve *serve)
     uint64_t one = 1;
     ssize_t written = write(serve->wake_fd, &one, sizeof one);
     (void)written; /* Full means that the thread will wake anyway. */
+}
+
+static double seconds(int64_t from_ns, int64_t to_ns)
+{
+    return (double)(to_ns - from_ns) / (double)DL_NS_PER_SECOND;
 }
 
 /* --- snapshots --------------------------------------------------------------------------------------------------- */
@@ -120,6 +125,9 @@ static void look_at_snapshot(struct wk_serve *serve, int64_t now_ns)
             return;
         }
         serve->sealed = true;
+        say(serve, 0, "a snapshot of %llu bytes is ready after %.2f s: memory %.2f, trainer %.2f, hashes %.2f",
+            (unsigned long long)serve->snapshot->data_bytes, seconds(serve->asked_ns, dl_now_ns()),
+            seconds(serve->asked_ns, serve->lent_ns), seconds(serve->lent_ns, now_ns), seconds(now_ns, dl_now_ns()));
         serve->made_ns = serve->used_ns = now_ns;
     } else if (!in_use(serve) && now_ns - serve->used_ns >= WK_SERVE_KEEP_NS) {
         drop_snapshot(serve);
@@ -145,6 +153,8 @@ static enum dl_rc want_snapshot(struct wk_serve *serve, int64_t now_ns)
         say(serve, 2, "%s", err.text);
         return DL_ENOMEM;
     }
+    serve->asked_ns = now_ns;
+    serve->lent_ns = dl_now_ns();
     __atomic_store_n(&serve->filling, FILL_LENT, __ATOMIC_RELEASE);
     if (serve->wanted != NULL) {
         serve->wanted(serve->wanted_context);
@@ -408,7 +418,8 @@ static short wanted_events(const struct client *client)
 static void *serve_main(void *argument)
 {
     struct wk_serve *serve = argument;
-    (void)setpriority(PRIO_PROCESS, 0, WK_SERVE_NICE); /* On Linux: of this thread alone. */
+    int priority = getpriority(PRIO_PROCESS, 0);
+    (void)setpriority(PRIO_PROCESS, 0, priority + WK_SERVE_NICE); /* On Linux: of this thread alone. */
     while (!__atomic_load_n(&serve->stop, __ATOMIC_ACQUIRE)) {
         struct pollfd polls[WK_SERVE_CLIENTS + 2];
         uint32_t here = 0;

@@ -54,8 +54,10 @@ enum dl_rc wk_snapshot_new(const struct wk_snapshot_source *source, uint64_t id,
         return err->rc;
     }
     snapshot->data = data;
-    (void)madvise(data, snapshot->data_bytes, MADV_HUGEPAGE); /* Only for speed. */
-    memset(data, 0, snapshot->data_bytes);                    /* The page faults are this thread's. */
+    /* The page faults are this thread's. Huge pages would cost more to find than they save. */
+    if (madvise(data, snapshot->data_bytes, MADV_POPULATE_WRITE) != 0) {
+        memset(data, 0, snapshot->data_bytes); /* A kernel before 5.14. */
+    }
     *out = snapshot;
     return DL_OK;
 }
