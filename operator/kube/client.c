@@ -487,9 +487,7 @@ void op_client_cancel(struct op_client *client, uint64_t id)
 {
     struct op_call_list *lists[] = {&client->all, &client->aborting};
     for (size_t i = 0; i < DL_COUNT_OF(lists) && id != 0; i++) {
-        struct op_call *call;
-        TAILQ_FOREACH(call, lists[i], all)
-        {
+        for (struct op_call *call = TAILQ_FIRST(lists[i]); call != NULL; call = TAILQ_NEXT(call, all)) {
             if (call->id != id) {
                 continue;
             }
@@ -514,9 +512,7 @@ uint32_t op_client_backlog(const struct op_client *client)
 uint32_t op_client_pending(const struct op_client *client)
 {
     uint32_t pending = 0;
-    const struct op_call *call;
-    TAILQ_FOREACH(call, &client->all, all)
-    {
+    for (const struct op_call *call = TAILQ_FIRST(&client->all); call != NULL; call = TAILQ_NEXT(call, all)) {
         pending += call->request.stream == NULL;
     }
     return pending;
@@ -557,7 +553,7 @@ void op_client_metrics(const struct op_client *client, struct dl_metrics *metric
         snprintf(code, sizeof code, "%d", client->counts[i].code);
         dl_metrics_value(metrics, (double)client->counts[i].count, "code",
                          client->counts[i].code == 0 ? "<error>" : code, "method", client->counts[i].method, "host",
-                         host, NULL);
+                         host, (char *)NULL);
     }
     dl_metrics_family(metrics, "rest_client_request_duration_seconds", "histogram", "Time that a request takes.");
     for (size_t i = 0; i < OP_CALL_METHODS; i++) {
@@ -566,5 +562,5 @@ void op_client_metrics(const struct op_client *client, struct dl_metrics *metric
     dl_metrics_family(metrics, "rest_client_rate_limiter_duration_seconds", "histogram", "Time that a request waits.");
     dl_metrics_histogram(metrics, &client->limited, "host", host);
     dl_metrics_family(metrics, "diloco_rest_client_retries_total", "counter", "Requests sent again.");
-    dl_metrics_value(metrics, (double)client->retries, NULL);
+    dl_metrics_value(metrics, (double)client->retries, (char *)NULL);
 }

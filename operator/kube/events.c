@@ -33,7 +33,7 @@ struct op_recorder {
     struct op_loop *loop;
     char *controller, *instance;
     struct op_map by_key;
-    TAILQ_HEAD(, series) all;
+    TAILQ_HEAD(series_list, series) all;
     uint32_t in_flight;
     uint64_t serial, sent, dropped;
 };
@@ -279,7 +279,7 @@ void op_recorder_free(struct op_recorder *recorder)
 void op_recorder_metrics(const struct op_recorder *recorder, struct dl_metrics *metrics)
 {
     dl_metrics_family(metrics, "diloco_events_sent_total", "counter", "Kubernetes events sent.");
-    dl_metrics_value(metrics, (double)recorder->sent, NULL);
+    dl_metrics_value(metrics, (double)recorder->sent, (char *)NULL);
     dl_metrics_family(metrics, "diloco_events_dropped_total", "counter", "Kubernetes events that could not be sent.");
-    dl_metrics_value(metrics, (double)recorder->dropped, NULL);
+    dl_metrics_value(metrics, (double)recorder->dropped, (char *)NULL);
 }

@@ -100,13 +100,15 @@ static void win(struct op_lease *lease)
 
 /* --- what is sent --- */
 
+/* Takes `value`, also when it fails. */
 static bool put(cJSON *object, const char *key, cJSON *value)
 {
-    if (value == NULL) {
+    cJSON_DeleteItemFromObjectCaseSensitive(object, key);
+    if (value == NULL || !cJSON_AddItemToObject(object, key, value)) {
+        cJSON_Delete(value);
         return false;
     }
-    return cJSON_HasObjectItem(object, key) ? cJSON_ReplaceItemInObjectCaseSensitive(object, key, value)
-                                            : cJSON_AddItemToObject(object, key, value);
+    return true;
 }
 
 static cJSON *empty_record(const struct op_lease *lease)
@@ -255,7 +257,7 @@ static void on_claimed(void *context, const struct op_result *result)
         win(lease);
     } else {
         /* A peer was faster, the lease was deleted, or we do not know: look again. */
-        dl_warn("lease not renewed: %s", result->err.text);
+        dl_warn("lease not renewed: %s", result->rc != DL_OK ? result->err.text : "the answer is not a lease");
         lease->slow_path++;
         forget_record(lease);
     }
@@ -271,7 +273,7 @@ static void on_read(void *context, const struct op_result *result)
         lease->is_absent = true;
         claim(lease);
     } else if (result->rc != DL_OK || !take_record(lease, result)) {
-        dl_warn("lease not read: %s", result->err.text);
+        dl_warn("lease not read: %s", result->rc != DL_OK ? result->err.text : "the answer is not a lease");
         schedule(lease, lease->options.retry_ms);
     } else if (is_free(lease)) {
         claim(lease);
@@ -384,9 +386,9 @@ void op_lease_release(struct op_lease *lease, int64_t timeout_ms, void (*done)(v
 void op_lease_metrics(const struct op_lease *lease, struct dl_metrics *metrics)
 {
     dl_metrics_family(metrics, "leader_election_master_status", "gauge", "1: this process holds the lease.");
-    dl_metrics_value(metrics, op_lease_is_held(lease), "name", lease->name, NULL);
+    dl_metrics_value(metrics, op_lease_is_held(lease), "name", lease->name, (char *)NULL);
     dl_metrics_family(metrics, "leader_election_slowpath_total", "counter", "Renewals that had to look first.");
-    dl_metrics_value(metrics, (double)lease->slow_path, "name", lease->name, NULL);
+    dl_metrics_value(metrics, (double)lease->slow_path, "name", lease->name, (char *)NULL);
     dl_metrics_family(metrics, "diloco_leader_transitions_total", "counter", "Leases won and lost by this process.");
-    dl_metrics_value(metrics, (double)lease->transitions, "name", lease->name, NULL);
+    dl_metrics_value(metrics, (double)lease->transitions, "name", lease->name, (char *)NULL);
 }

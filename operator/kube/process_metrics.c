@@ -22,11 +22,16 @@ static double boot_seconds(void)
     return (double)seconds;
 }
 
+static bool read_line(const char *path, char *line, int size)
+{
+    DL_AUTO_FILE FILE *file = fopen(path, "re");
+    return file != NULL && fgets(line, size, file) != NULL;
+}
+
 static bool read_figures(struct figures *out)
 {
-    DL_AUTO_FILE FILE *file = fopen("/proc/self/stat", "re");
     char line[1024];
-    if (file == NULL || fgets(line, sizeof line, file) == NULL) {
+    if (!read_line("/proc/self/stat", line, sizeof line)) {
         return false;
     }
     const char *rest = strrchr(line, ')'); /* The name before it may hold anything. */
@@ -80,6 +85,6 @@ void op_process_metrics(struct dl_metrics *metrics)
     };
     for (size_t i = 0; i < DL_COUNT_OF(rows); i++) {
         dl_metrics_family(metrics, rows[i].family, rows[i].type, rows[i].help);
-        dl_metrics_value(metrics, rows[i].value, NULL);
+        dl_metrics_value(metrics, rows[i].value, (char *)NULL);
     }
 }

@@ -312,7 +312,7 @@ void op_queue_metrics(const struct op_queue *queue, int64_t now_ns, struct dl_me
     };
     for (size_t i = 0; i < DL_COUNT_OF(rows); i++) {
         dl_metrics_family(metrics, rows[i].family, rows[i].type, rows[i].help);
-        dl_metrics_value(metrics, rows[i].value, "name", queue->name, NULL);
+        dl_metrics_value(metrics, rows[i].value, "name", queue->name, (char *)NULL);
     }
     dl_metrics_family(metrics, "workqueue_queue_duration_seconds", "histogram", "Time that a key waits.");
     dl_metrics_histogram(metrics, &queue->waited, "name", queue->name);

@@ -261,10 +261,7 @@ static bool take_page(struct op_reflector *reflector, const struct op_result *re
         }
     }
     /* The watch begins where the first page was: what changed while others were read comes again. */
-    if (is_broken || reflector->was_freed || !is_first) {
-        return !is_broken;
-    }
-    return set_version(reflector, version);
+    return !is_broken && (reflector->was_freed || !is_first || set_version(reflector, version));
 }
 
 static bool end_list(struct op_reflector *reflector)
@@ -586,7 +583,7 @@ void op_reflector_metrics(struct op_reflector *const *reflectors, size_t count, 
             const uint64_t values[] = {reflector->stats.lists, reflector->stats.watches, reflector->stats.events,
                                        reflector->stats.failures, reflector->known.count};
             dl_metrics_value(metrics, (double)values[row], "resource", reflector->options.resource->plural, "namespace",
-                             reflector->space != NULL ? reflector->space : "", NULL);
+                             reflector->space != NULL ? reflector->space : "", (char *)NULL);
         }
     }
 }

@@ -33,7 +33,7 @@ struct op_serve {
     void (*handle)(void *context, const char *path, struct op_answer *answer);
     void *context;
     struct op_fd listener;
-    TAILQ_HEAD(, connection) all;
+    TAILQ_HEAD(connection_list, connection) all;
     uint32_t count;
 };
 

@@ -115,11 +115,17 @@ static void run_server(int out, unsigned long long events)
     _exit(0);
 }
 
+static bool read_line(const char *path, char *line, int size)
+{
+    DL_AUTO_FILE FILE *file = fopen(path, "r");
+    return file != NULL && fgets(line, size, file) != NULL;
+}
+
 static double resident_kb(void)
 {
-    DL_AUTO_FILE FILE *file = fopen("/proc/self/statm", "r");
+    char line[256];
     long size = 0, pages = 0;
-    if (file == NULL || fscanf(file, "%ld %ld", &size, &pages) != 2) {
+    if (!read_line("/proc/self/statm", line, sizeof line) || sscanf(line, "%ld %ld", &size, &pages) != 2) {
         return 0;
     }
     return (double)pages * (double)sysconf(_SC_PAGESIZE) / 1024;

@@ -282,6 +282,21 @@ static void test_half_open(void)
     rig_stop(&rig);
 }
 
+/* Ends watches until all faults have struck. */
+static bool faults_are_over(struct rig *rig)
+{
+    bool is_over = true;
+    pthread_mutex_lock(&rig->api->lock);
+    for (size_t i = 0; i < FAKE_API_FAULTS_MAX; i++) {
+        is_over = is_over && rig->api->faults[i].times == 0;
+    }
+    pthread_mutex_unlock(&rig->api->lock);
+    if (!is_over) {
+        fake_api_cut_watches(rig->api);
+    }
+    return is_over;
+}
+
 /* The API server is down, slow, overloaded, refuses us, or breaks off: keep going, lose nothing, say so. */
 static void test_bad_weather(void)
 {
@@ -325,19 +340,7 @@ static void test_bad_weather(void)
             char key[16];
             snprintf(key, sizeof key, "a/p%d", (int)i % 10);
             CU_ASSERT_TRUE(RIG_UNTIL(&rig, seen(&follower, key) == 1001 + i * 2 + (uint64_t)of_lists));
-            CU_ASSERT_TRUE(RIG_UNTIL(&rig, ({
-                                               pthread_mutex_lock(&rig.api->lock);
-                                               bool is_over = true;
-                                               for (size_t k = 0; k < FAKE_API_FAULTS_MAX; k++) {
-                                                   is_over = is_over && rig.api->faults[k].times == 0;
-                                               }
-                                               pthread_mutex_unlock(&rig.api->lock);
-                                               if (!is_over) {
-                                                   fake_api_cut_watches(rig.api);
-                                               }
-                                               is_over;
-                                           }) ||
-                                               of_lists));
+            CU_ASSERT_TRUE(of_lists || RIG_UNTIL(&rig, faults_are_over(&rig)));
             fake_api_clear_faults(rig.api);
         }
     }
