@@ -378,16 +378,34 @@ enum dl_rc sim_record_read(struct sim_record *record, const char *folder, struct
 
 /* --- checkpoints --- */
 
-static enum dl_rc read_checkpoint(struct tape *tape, const char *name, uint64_t *versions, struct dl_err *err)
+/* The newest of this name, or that of this number; not every shard knows the name. 0: neither. */
+static enum dl_rc find_checkpoint(struct tape *tape, const char *name, uint64_t *id, struct dl_err *err)
 {
     AUTO_STATEMENT *row = NULL;
-    if (sqlite3_prepare_v2(tape->db,
-                           "SELECT fragment, version FROM checkpoint_fragments JOIN checkpoints USING(id)"
-                           " WHERE complete = 1 AND (name = ?1 OR CAST(id AS TEXT) = ?1)",
-                           -1, &row, NULL) != SQLITE_OK) {
-        return DL_OK; /* A tape without such tables. */
+    enum dl_rc rc = query(tape,
+                          "SELECT max(id) FROM checkpoints"
+                          " WHERE name = ?1 OR (id >> ?2) || '.' || (id & ((1 << ?2) - 1)) = ?1",
+                          &row, err);
+    if (rc != DL_OK) {
+        return rc;
     }
     sqlite3_bind_text(row, 1, name, -1, SQLITE_STATIC);
+    sqlite3_bind_int(row, 2, SY_CHECKPOINT_COUNTER_BITS);
+    if (sqlite3_step(row) != SQLITE_ROW) {
+        return fail(tape, "checkpoints", err);
+    }
+    *id = DL_MAX(*id, u64(row, 0));
+    return DL_OK;
+}
+
+static enum dl_rc read_checkpoint(struct tape *tape, uint64_t id, uint64_t *versions, struct dl_err *err)
+{
+    AUTO_STATEMENT *row = NULL;
+    enum dl_rc rc = query(tape, "SELECT fragment, version FROM checkpoint_fragments WHERE id = ?", &row, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    sqlite3_bind_int64(row, 1, (sqlite3_int64)id);
     int code = sqlite3_step(row);
     for (; code == SQLITE_ROW; code = sqlite3_step(row)) {
         if (u32(row, 0) < tape->record->layout->fragment_count) {
@@ -399,11 +417,15 @@ static enum dl_rc read_checkpoint(struct tape *tape, const char *name, uint64_t 
 
 enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions, struct dl_err *err)
 {
+    uint64_t id = 0;
     memset(versions, 0, record->layout->fragment_count * sizeof *versions);
-    for (uint32_t i = 0; i < record->shards; i++) {
-        struct tape tape = {.record = record, .folder = record->folders[i]};
+    for (uint32_t i = 0; i < 2 * record->shards; i++) { /* First its number from all shards, then its versions. */
+        struct tape tape = {.record = record, .folder = record->folders[i % record->shards]};
         enum dl_rc rc = open_tape(&tape, err);
-        rc = rc == DL_OK ? read_checkpoint(&tape, name, versions, err) : rc;
+        if (rc == DL_OK) {
+            rc =
+                i < record->shards ? find_checkpoint(&tape, name, &id, err) : read_checkpoint(&tape, id, versions, err);
+        }
         sqlite3_close(tape.db);
         if (rc != DL_OK) {
             return rc;
@@ -411,8 +433,7 @@ enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, ui
     }
     for (uint32_t f = 0; f < record->layout->fragment_count; f++) {
         if (sim_record_commit(record, f, versions[f]) == NULL) {
-            return dl_err_set(err, DL_ENOTFOUND, "there is no complete checkpoint %s (fragment %u is not in it)", name,
-                              f);
+            return dl_err_set(err, DL_ENOTFOUND, "there is no checkpoint %s (fragment %u is not in it)", name, f);
         }
     }
     return DL_OK;

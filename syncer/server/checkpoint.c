@@ -11,8 +11,6 @@
 #include "common/mem.h"
 #include "syncer/server/internal.h"
 
-#define COUNTER_BITS 20 /* Of an id; above them is the epoch, so that ids grow over restarts. */
-
 struct sy_checkpoints {
     uint32_t count;
     struct sy_store_checkpoint list[SY_CHECKPOINTS_MAX]; /* In order of id. */
@@ -27,8 +25,8 @@ struct sy_checkpoints {
 
 void sy_checkpoint_id_text(uint64_t id, char out[SY_CHECKPOINT_ID_MAX])
 {
-    snprintf(out, SY_CHECKPOINT_ID_MAX, "%" PRIu64 ".%" PRIu64, id >> COUNTER_BITS,
-             id & ((UINT64_C(1) << COUNTER_BITS) - 1));
+    snprintf(out, SY_CHECKPOINT_ID_MAX, "%" PRIu64 ".%" PRIu64, id >> SY_CHECKPOINT_COUNTER_BITS,
+             id & ((UINT64_C(1) << SY_CHECKPOINT_COUNTER_BITS) - 1));
 }
 
 bool sy_checkpoint_id_parse(const char *text, uint64_t *out)
@@ -39,9 +37,9 @@ bool sy_checkpoint_id_parse(const char *text, uint64_t *out)
         return false;
     }
     unsigned long long number = strtoull(end + 1, &end, 10);
-    *out = (uint64_t)epoch << COUNTER_BITS | number;
+    *out = (uint64_t)epoch << SY_CHECKPOINT_COUNTER_BITS | number;
     return *end == 0 && epoch > 0 && epoch < (UINT64_C(1) << 40) && number > 0 &&
-           number < (UINT64_C(1) << COUNTER_BITS);
+           number < (UINT64_C(1) << SY_CHECKPOINT_COUNTER_BITS);
 }
 
 static bool is_name(const char *text)
@@ -335,7 +333,7 @@ enum dl_rc sy_checkpoint_begin(struct sy_server *server, const char *name, uint6
         return rc;
     }
     if (*id == 0) {
-        *id = server->epoch << COUNTER_BITS | ++server->checkpoints->begun;
+        *id = server->epoch << SY_CHECKPOINT_COUNTER_BITS | ++server->checkpoints->begun;
     }
     snprintf(server->checkpoints->name, sizeof server->checkpoints->name, "%s", name);
     (void)sy_core_on_cut(server->core, server->now_ns, *id);

@@ -65,6 +65,7 @@
 #define SY_STORE_EVENTS_MAX 1024        /* Noted between two commits; more are counted, not kept. */
 #define SY_STORE_INCARNATIONS_MAX 16384 /* Known at once; of those that are neither connected nor new, one gives way. */
 #define SY_STORE_TRACE_MAX 65536        /* Entries of the tape between two commits. */
+#define SY_CHECKPOINT_COUNTER_BITS 20   /* Of a checkpoint's id: a number in its epoch; people read EPOCH.NUMBER. */
 #define SY_STORE_NO_INCARNATION UINT32_MAX
 /* Admission numbers of one opening start at (epoch - 1) times this, plus 1: they grow over restarts without a write
  * each. */

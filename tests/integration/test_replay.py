@@ -206,6 +206,66 @@ def check_merges_alone(e, made):
     check(found["fragment"] == fragment and found["version"] == version, f"{found}")
 
 
+def test_from_a_checkpoint(build):
+    """J9, S4: learners that joined after a checkpoint are executed from its versions on; older ones are refused."""
+    with Ensemble(build, job(syncer={"shards": 2, "keepPushes": True})) as e:
+        e.start_syncers()
+        faults = Faults(e, [Relay(address) for address in e.addresses], 1)
+
+        def checkpoint(name):
+            number = e.post(f"/checkpoint?name={name}").strip()
+            e.post(f"/checkpoint?id={number}", 1)
+
+            def is_saved():
+                listed = [json.loads(e.get("/checkpoints", shard))["checkpoints"] for shard in range(2)]
+                return all(any(c["id"] == number and c["state"] != "saving" for c in shard) for shard in listed)
+            e.wait(is_saved, 30, f"checkpoint {name}")
+            return number
+
+        def go_on(rounds):
+            goal = faults.rounds() + rounds
+            e.wait(lambda: faults.rounds() >= goal, 60, f"round {goal}")
+
+        for n in range(2):
+            faults.start(n)
+        go_on(40)
+        for n in range(2):
+            e.signal(f"learner-{n}", signal.SIGKILL)
+            e.wait_exit(f"learner-{n}", 5, code=-signal.SIGKILL)
+        # What they had pushed completely is still merged: until nothing has been for a second.
+        seen = [(0, 0)]
+
+        def is_quiet():
+            now = (faults.rounds(), time.monotonic())
+            if now[0] != seen[0][0]:
+                seen[0] = now
+            return now[1] - seen[0][1] > 1
+        e.wait(is_quiet, 30, "the last merges")
+        gone = checkpoint("all-gone")
+        for n in range(2):
+            faults.start(n)
+        go_on(20)
+        training = checkpoint("training")
+        go_on(20)
+        faults.finish()
+
+        def after(number):
+            epoch, count = map(int, number.split("."))
+            return sum(rows(e, "select count(*) from commits c join checkpoint_fragments f using(fragment) where f.id = ?"
+                               " and c.version > f.version and c.round > 0", shard, epoch << 20 | count)[0][0]
+                       for shard in range(2))
+
+        whole = replay(e)
+        young = replay(e, "--from", "all-gone")
+        print(whole, young)
+        check(young["replay_mismatches"] == 0 and young["replayed_rounds"] == after(gone) >= 30, f"{young}")
+        check(young["processes"] == 2 and whole["processes"] == 4, f"{young['processes']} of {whole['processes']} processes")
+        refused = replay(e, "--from", "training", code=2)
+        check("older than the checkpoint" in refused["error"], f"{refused}")
+        merges = replay(e, "--from", training, "--verify-only")
+        check(merges["replayed_rounds"] == after(training) >= 10 and merges["unverified"] == 0, f"{merges}")
+
+
 def test_what_cannot_be_executed_says_why(build):
     """J9: no tape, half of the shards, no pushes, entries that are gone: a text that says so, and status 2."""
     with Ensemble(build, job(syncer={"shards": 2})) as e:
@@ -220,7 +280,7 @@ def test_what_cannot_be_executed_says_why(build):
         refused("give every shard's", folders[1])
         refused("both shard 0", folders[0], folders[0])
         refused("no pushes were kept", *folders, "--verify-only")
-        refused("no complete checkpoint", *folders, "--from", "nothing")
+        refused("there is no checkpoint", *folders, "--from", "nothing")
         gone = copies(e, "gone")
         for folder in gone:
             alter(folder, "delete from trace where incarnation = 1 and seq = 9")
@@ -290,4 +350,4 @@ def test_forms_that_wait(build):
 
 if __name__ == "__main__":
     main([test_faulty_run_replays_to_the_bit, test_two_shards_rebase_and_bf16, test_forms_that_wait,
-          test_what_cannot_be_executed_says_why])
+          test_from_a_checkpoint, test_what_cannot_be_executed_says_why])
