@@ -2,7 +2,7 @@
 """A real Kubernetes of two nodes with DNS on this machine, without a container engine or a registry. Needs root.
 
     cluster.py up [--owner PID]   start it, unless it is up; taken down again when process PID ends
-    cluster.py down               end it and put everything back as it was; safe to repeat
+    cluster.py down [--now]       end it and put everything back as it was; safe to repeat; not under running tests, unless --now
     cluster.py status             is it up, what runs, what is left behind; exit status 0 when up
     cluster.py env                lines for a shell: export KUBECONFIG=... PATH=...
     cluster.py import FILE.tar... make OCI archives known to both nodes
@@ -43,7 +43,10 @@ def main(arguments):
             say("is up already")
         return 0
     if command == "down":
-        return 0 if cluster.down() else 1
+        if "--now" in rest:
+            return 0 if cluster.down() else 1
+        with cluster.tests_locked(1):
+            return 0 if cluster.down() else 1
     if command == "status":
         return status()
     if command == "env":

@@ -61,6 +61,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     build = pathlib.Path(parser.parse_args().build)
+    with cluster.tests_locked():
+        return demonstrate(build)
+
+
+def demonstrate(build):
     cluster.up()
     os.environ["KUBECONFIG"] = str(KUBECONFIG)
     for name in ("diloco-operator", "diloco-syncer", "diloco-worker"):

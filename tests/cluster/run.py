@@ -24,7 +24,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from lib import cluster, nodes  # noqa: E402
 from lib.settings import HERE, KUBECONFIG, ROOT, STATE, fail, say, tools  # noqa: E402
 
-TEST_SECONDS = int(os.environ.get("CLUSTER_TEST_SECONDS", "420"))
+TEST_SECONDS = int(os.environ.get("CLUSTER_TEST_SECONDS", "600"))
 IMAGES = ("diloco-operator", "diloco-syncer", "diloco-worker")
 REPORT = re.compile(r"ERROR: (?:Address|Leak|Thread)Sanitizer|runtime error: |AddressSanitizer:DEADLYSIGNAL")
 
@@ -126,7 +126,7 @@ def main():
     environment = dict(os.environ)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     subprocess.run([HERE / "build_tools.sh"], check=True)
-    with cluster.locked("diloco-cluster-tests", 2400, "run of the cluster tests") if own else contextlib.nullcontext():
+    with cluster.tests_locked() if own else contextlib.nullcontext():
         passed, failed = run_all(tests, build, log_dir, own, environment)
     print(f"cluster: {passed} passed, {failed} failed")
     sys.exit(0 if failed == 0 and passed > 0 else 1)

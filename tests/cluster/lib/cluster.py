@@ -160,6 +160,11 @@ def locked(name="diloco-cluster", seconds=180, what="`up` or `down`"):
         yield
 
 
+def tests_locked(seconds=2400):
+    """Held by what uses the cluster for longer: a run of the tests, the demonstration."""
+    return locked("diloco-cluster-tests", seconds, "run of the cluster tests")
+
+
 def check_requirements():
     if os.geteuid() != 0:
         fail("needs root: it starts containers. Or set KUBECONFIG to use a cluster that runs")
