@@ -253,11 +253,9 @@ static void after_part(struct op_controller *c, struct op_job *job, const struct
     if (is_there) {
         job->part_done[part] = errand->digest;
         job->has_set = job->has_set || part == OP_PART_SET;
-        bool all = true;
-        for (int i = 0; i < OP_PART_COUNT; i++) {
-            all = all && job->part_sent[i] == 0;
-        }
-        if (all && job->part_failures == 0) {
+        job->parts_failed &= ~(1u << part);
+        if (job->parts_failed == 0) {
+            job->part_failures = 0;
             job->part_problem.reason[0] = 0;
         }
         op_controller_wake(c, job->key, 0);
@@ -268,6 +266,7 @@ static void after_part(struct op_controller *c, struct op_job *job, const struct
     op_problem_of_refusal(refusal_of(result), what, text_of(result), &job->part_problem);
     int64_t wait_ns = PART_BACKOFF_FIRST_NS << DL_MIN(job->part_failures, 6u);
     job->part_failures++;
+    job->parts_failed |= 1u << part;
     job->parts_hash = 0;
     job->parts_due_ns = op_loop_now_ns(c->loop) + DL_MIN(wait_ns, PART_BACKOFF_MAX_NS);
     op_controller_wake(c, job->key, 0); /* To say so in the status. */

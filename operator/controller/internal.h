@@ -19,9 +19,9 @@
 #include "operator/reconcile/pod.h"
 
 #define OP_KEY_MAX 340                       /* "namespace/name" and its end. */
-#define OP_SETTLE_NS INT64_C(20000000)       /* Changes that come within this time are looked at together. */
+#define OP_SETTLE_NS INT64_C(3000000)        /* Changes that come within this time are looked at together. */
 #define OP_ASK_AGAIN_NS INT64_C(10000000000) /* A deletion that shows no effect for so long is sent again. */
-#define OP_RESYNC_NS INT64_C(300000000000)   /* All of a job's parts are applied again so often. */
+#define OP_RESYNC_NS INT64_C(1800000000000)  /* All of a job's parts are applied again so often. */
 #define OP_HEARD_NS INT64_C(30000000000)     /* What syncers said counts for so long. */
 #define OP_PART_UNKNOWN 1                    /* As a digest: it is there, but who knows whether as it should be. */
 #define OP_PART_STALE 2                      /* As a digest: an answer that says nothing any more is on its way. */
@@ -75,11 +75,11 @@ struct op_job {
     struct op_wanted wanted;
     struct op_planner *planner;
 
-    uint64_t parts_hash;                    /* Of what the parts were last made from; 0: make them again. */
-    uint64_t part_done[OP_PART_COUNT];      /* Digest of what the server has. */
-    uint64_t part_sent[OP_PART_COUNT];      /* Digest of what is on its way; 0: nothing. */
-    int64_t parts_due_ns, parts_applied_ns; /* Monotonic. */
-    uint32_t part_failures;
+    uint64_t parts_hash;                         /* Of what the parts were last made from; 0: make them again. */
+    uint64_t part_done[OP_PART_COUNT];           /* Digest of what the server has. */
+    uint64_t part_sent[OP_PART_COUNT];           /* Digest of what is on its way; 0: nothing. */
+    int64_t parts_due_ns, parts_applied_ns;      /* Monotonic. */
+    uint32_t part_failures, parts_failed;        /* In a row; a bit for each that the server has refused. */
     struct op_problem part_problem, pod_problem; /* What the server refused. */
     int64_t told_generation; /* An earlier process wrote that the job of this generation runs; 0: not. */
     bool has_set;            /* The StatefulSet was made, by us or an earlier process. */
@@ -99,7 +99,7 @@ struct op_job {
     bool has_phase;
     char problem[OP_CONDITION_REASON_MAX]; /* As last written. */
     uint64_t status_hash;
-    uint32_t truths; /* Of the conditions, as last written. */
+    uint32_t truths;   /* Of the conditions, as last written. */
     int64_t status_ns; /* Monotonic; when it was written. */
     bool is_writing;
     bool is_deleting; /* Its deletion after the ttl is on its way. */

@@ -89,7 +89,8 @@ static void read_spec(const struct op_controller *c, struct op_job *job, const s
     const cJSON *learners = member(member(object->json, "spec"), "learners");
     job->has_replicas = member(learners, "replicas") != NULL;
     job->parts_due_ns = 0;
-    job->part_failures = 0;
+    job->part_failures = job->parts_failed = 0;
+    job->part_problem.reason[0] = 0;
     job->spec_problem.reason[0] = 0;
     if (job->manifest == NULL ||
         dl_spec_parse_stored(job->manifest, job->manifest_size, "the job", &spec, &err) != DL_OK) {

@@ -100,8 +100,7 @@ static void send_part(struct turn *t, enum op_part part)
     }
     struct op_render render = {.spec = t->spec, .job_uid = job->uid, .options = &t->c->options.render};
     if (op_render_part(&render, part, token, t->plan.syncers_wanted, &text, &err) != DL_OK) {
-        op_problem_set(&job->part_problem, "InvalidSpec", "%s", err.text);
-        job->part_failures = DL_MAX(job->part_failures, 1u);
+        op_problem_set(&job->spec_problem, "InvalidSpec", "%s", err.text); /* Until the spec changes. */
         return;
     }
     uint64_t digest = dl_hash64(text, strlen(text), 0) | 1;
@@ -171,7 +170,6 @@ static void keep_parts(struct turn *t)
     }
     job->parts_hash = hash;
     job->parts_applied_ns = t->now_ns;
-    job->part_failures = 0;
     for (int part = 0; part < OP_PART_COUNT; part++) {
         if (wants_part(t, (enum op_part)part)) {
             send_part(t, (enum op_part)part);
