@@ -44,7 +44,7 @@ struct rig { /* One at a time. */
     struct rig_learner {
         struct rig *rig;
         int number;
-        _Atomic uint64_t pushes, updates;
+        _Atomic uint64_t steps, pushes, updates;
     } learners[RIG_LEARNERS_MAX];
 };
 
@@ -102,9 +102,11 @@ static inline void rig_start_syncer(struct rig *rig)
     snprintf(token, sizeof token, "%s/token", rig->folder);
     snprintf(port, sizeof port, "%s/port", rig->folder);
     snprintf(state, sizeof state, "%s/state", rig->folder);
+    unlink(port);
     rig->pid = fork();
     if (rig->pid == 0) {
-        execl(rig->setup.program, rig->setup.program, "--job", job, "--shard", "0", "--listen", "127.0.0.1:0",
+        execl(rig->setup.program, rig->setup.program, "--job", job, "--shard", "0", "--listen",
+              rig->address[0] != '\0' ? rig->address : "127.0.0.1:0", /* Started again: where it was. */
               "--token-file", token, "--port-file", port, "--state-dir", rig->setup.durable ? state : "", "--log-level",
               "error", (char *)NULL);
         _exit(127);
@@ -255,6 +257,7 @@ static inline void *rig_learn(void *argument)
             values[p][info.step % 1000] += 1e-3f;
         }
         rig_must(diloco_step(d, 32, 1.0f, &info, &error), &error);
+        atomic_store(&self->steps, info.step);
         atomic_store(&self->pushes, info.pushes_total);
         atomic_store(&self->updates, info.updates_total);
         uint64_t seen = atomic_load(&rig->last_round);

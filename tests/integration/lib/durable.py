@@ -2,6 +2,7 @@
 import fcntl
 import json
 import pathlib
+import sys
 
 
 def note_figures(build, **figures):
@@ -17,3 +18,7 @@ def note_figures(build, **figures):
         file.seek(0)
         file.truncate()
         file.write(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":  # durable.py BUILD NAME=NUMBER...: for benches.
+    note_figures(sys.argv[1], **{name: float(value) for name, value in (a.split("=") for a in sys.argv[2:])})

@@ -1,0 +1,175 @@
+/* bench_durable: what being durable costs, and how soon rounds flow again after the syncer was killed.
+ *
+ *   commit_share              commit time / round time, rounds of 8 learners x 100 MB; under 0.05
+ *   restart_to_round_seconds  100 M parameters in four fragments: from SIGKILL, with the syncer started again at once, to the
+ *                             next round at the learners; under 3. Their steps meanwhile are counted
+ *   durable_long              10,000 rounds: disk beside the tape stays as it is, the tape grows by so much a round, memory
+ *                             does not grow
+ * Besides the usual results the first two go to build/results/durable.json. */
+#include <dirent.h>
+#include <sys/stat.h>
+
+#include "tests/bench/syncer_rig.h"
+
+#define WARM_ROUNDS 4
+#define ROUNDS 12
+#define RESTARTS 5
+#define LONG_ROUNDS 10000
+
+static const char *program, *build;
+static struct rig rig;
+
+static void note(const char *name, double value)
+{
+    char command[256];
+    snprintf(command, sizeof command, "python3 tests/integration/lib/durable.py %s %s=%.6f", build, name, value);
+    if (system(command) != 0) {
+        rig_fail(command);
+    }
+}
+
+static void commit_share(struct bench_report *report, const char *compression, const char *broadcast, const char *name)
+{
+    const struct rig_setup setup = {.program = program,
+                                    .learners = 8,
+                                    .fragments = 1,
+                                    .rows = 6250,
+                                    .columns = 4000,
+                                    .compression = compression,
+                                    .broadcast = broadcast,
+                                    .durable = true,
+                                    .pause_us = 1000};
+    rig_start(&rig, &setup);
+    rig_wait_for_round(&rig, WARM_ROUNDS);
+    uint64_t first = atomic_load(&rig.last_round);
+    int64_t start = dl_now_ns();
+    rig_wait_for_round(&rig, first + ROUNDS);
+    double seconds = (double)(dl_now_ns() - start) * 1e-9 / (double)(atomic_load(&rig.last_round) - first);
+    double commit = rig_read_status(&rig).commit;
+    rig_stop(&rig);
+    printf("8 x 100 MB, %s up, %s down: round %.0f ms, commit %.1f ms: %.1f %%\n", compression, broadcast,
+           seconds * 1e3, commit * 1e3, 100 * commit / seconds);
+    bench_add(report, name, commit * 1e3, "ms", "round", commit / seconds);
+    if (strcmp(compression, "none") == 0) {
+        note("commit_share", commit / seconds);
+    }
+}
+
+static uint64_t steps(void)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < rig.setup.learners; i++) {
+        sum += atomic_load(&rig.learners[i].steps);
+    }
+    return sum;
+}
+
+static void restart(struct bench_report *report)
+{
+    const struct rig_setup setup = {.program = program,
+                                    .learners = 2,
+                                    .fragments = 4,
+                                    .rows = 6250,
+                                    .columns = 4000,
+                                    .compression = "int8",
+                                    .broadcast = "none",
+                                    .durable = true,
+                                    .pause_us = 20000};
+    double seconds[RESTARTS];
+    rig_start(&rig, &setup);
+    rig_wait_for_round(&rig, WARM_ROUNDS);
+    for (int i = 0; i < RESTARTS; i++) {
+        rig_wait_for_round(&rig, atomic_load(&rig.last_round) + 4);
+        kill(rig.pid, SIGKILL);
+        waitpid(rig.pid, NULL, 0);
+        int64_t down_ns = dl_now_ns();
+        uint64_t round = atomic_load(&rig.last_round), before = steps();
+        rig_start_syncer(&rig);
+        double up = (double)(dl_now_ns() - down_ns) * 1e-9;
+        rig_wait_for_round(&rig, round + 1);
+        seconds[i] = (double)(dl_now_ns() - down_ns) * 1e-9;
+        printf("restart: listens after %.2f s, next round after %.2f s; learners made %llu steps meanwhile\n", up,
+               seconds[i], (unsigned long long)(steps() - before));
+        if (steps() - before < 4) {
+            fprintf(stderr, "bench: learners stood still\n");
+            exit(1);
+        }
+    }
+    rig_stop(&rig);
+    struct bench_stats stats = bench_stats_of(seconds, RESTARTS);
+    bench_add(report, "restart_to_round", stats.median, "s", "bound", stats.median / 3);
+    note("restart_to_round_seconds", stats.max);
+}
+
+struct disk {
+    double files, tape; /* Bytes. */
+};
+
+static struct disk read_disk(void)
+{
+    char path[512];
+    struct disk disk = {0};
+    snprintf(path, sizeof path, "%s/state", rig.folder);
+    DIR *folder = opendir(path);
+    if (folder == NULL) {
+        rig_fail(path);
+    }
+    for (struct dirent *entry = readdir(folder); entry != NULL; entry = readdir(folder)) {
+        struct stat info;
+        snprintf(path, sizeof path, "%s/state/%s", rig.folder, entry->d_name);
+        if (entry->d_name[0] != '.' && stat(path, &info) == 0) {
+            *(strncmp(entry->d_name, "tape", 4) == 0 ? &disk.tape : &disk.files) += (double)info.st_size;
+        }
+    }
+    closedir(folder);
+    return disk;
+}
+
+static void many_rounds(struct bench_report *report)
+{
+    const struct rig_setup setup = {.program = program,
+                                    .learners = 4,
+                                    .fragments = 4,
+                                    .rows = 64,
+                                    .columns = 256,
+                                    .compression = "int8",
+                                    .broadcast = "none",
+                                    .durable = true,
+                                    .pause_us = 500};
+    rig_start(&rig, &setup);
+    for (uint64_t round = LONG_ROUNDS / 10; round <= LONG_ROUNDS / 5; round += LONG_ROUNDS / 10) {
+        rig_wait_for_round(&rig, round);
+    }
+    struct disk early = read_disk();
+    double memory = rig_memory_mb(rig.pid, "VmRSS:");
+    uint64_t first = atomic_load(&rig.last_round);
+    for (uint64_t round = first; round <= LONG_ROUNDS; round += 500) {
+        rig_wait_for_round(&rig, round);
+    }
+    rig_wait_for_round(&rig, LONG_ROUNDS);
+    struct disk late = read_disk();
+    double now = rig_memory_mb(rig.pid, "VmRSS:"), rounds = (double)(atomic_load(&rig.last_round) - first);
+    rig_stop(&rig);
+    double a_round = (late.tape - early.tape) / rounds;
+    printf("%d rounds: fragments %.0f KB then %.0f KB, tape +%.0f bytes a round, memory %.1f MB then %.1f MB\n",
+           LONG_ROUNDS, early.files * 1e-3, late.files * 1e-3, a_round, memory, now);
+    bench_add(report, "durable_long_files", late.files * 1e-3, "KB", "after_2000_rounds", late.files / early.files);
+    bench_add(report, "durable_long_memory", now, "MB", "after_2000_rounds", now / memory);
+    bench_add(report, "tape_bytes_a_round", a_round, "B", NULL, 0);
+}
+
+int main(int argc, char **argv)
+{
+    static char path[512], folder[512];
+    struct bench_report report = {0};
+    rig_find_program(argv[0], "diloco-syncer", path, sizeof path);
+    snprintf(folder, sizeof folder, "%.*s", (int)(strstr(path, "/bench/") == NULL ? 0 : strstr(path, "/bench/") - path),
+             path);
+    program = argc > 1 ? argv[1] : path;
+    build = folder[0] != '\0' ? folder : "build/release";
+    commit_share(&report, "none", "none", "commit_f32");
+    commit_share(&report, "int4", "bf16", "commit_int4");
+    restart(&report);
+    many_rounds(&report);
+    return bench_write(&report, "build/results/durable_bench.json");
+}
