@@ -21,7 +21,7 @@ static uint32_t behind(const struct sy_core *core, const struct sy_member *membe
     uint32_t count = 0;
     for (uint32_t i = 0; i < core->fragments; i++) {
         uint64_t current = core->rounds[i].version, theirs = member->parts[i].version;
-        if (theirs == 0 || theirs > current || current - theirs > 1 || member->parts[i].hold != SY_HOLD_NONE) {
+        if (theirs == 0 || theirs > current || current - theirs > 1) {
             return UINT32_MAX;
         }
         count += theirs < current ? 1 : 0;

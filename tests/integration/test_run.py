@@ -179,6 +179,8 @@ def test_killed_learner_is_replaced_alone(build):
         for other in (0, 2):
             check(after[other]["pid"] == before[other]["pid"], f"learner {other} was restarted, too")
             check(after[other]["step"] > before[other]["step"], f"learner {other} made no step meanwhile")
+        # J3: it went on with the state of one that had stayed.
+        wait(lambda: run.has_event("took over the state of learner", "learner-1"), 20, "the event that says so")
         run.process.send_signal(signal.SIGINT)
         run.exit(40)
         tally = {e["learner"]: e for e in run.report()["learners"]}

@@ -106,7 +106,7 @@ def measure(build, state_bytes, rate, before_seconds, work_ms=20, rest_ms=60):
                        "its first merged push", every=0.02)
         end_round, end = e.status()["round"], time.monotonic()
         found = joiner.joined()
-        check(found["from"] in (0, 1) and entry["stateFrom"] == found["from"], f"state of a peer: {found} {entry}")
+        check(found["from"] in (0, 1) and entry["stateFrom"] == found["from"], f"state of a peer: {found} {entry}\n{joiner.log()}")
         check(found["updates"] == found["step"] > 0, f"its moments are of the peer's step: {found}")
         before = (middle_round - start_round) / (middle - start)
         during = (end_round - middle_round) / (end - middle)
