@@ -447,6 +447,9 @@ static int64_t after_watch(struct op_reflector *reflector, const struct op_resul
         return was_short ? backoff_ns(reflector) : 0; /* The server ends watches now and then. */
     } else if (result->rc == DL_ETIMEOUT && result->status == 0) {
         reflector->stats.idle_breaks++;
+        if (!was_short) {
+            return 0; /* Most likely a quiet resource of a server that sends no bookmarks: nobody should look away. */
+        }
     } else if (result->rc == DL_ENOTFOUND || result->rc == DL_EINVAL || result->rc == DL_EDENIED) {
         reflector->wants_list = true;
     }
