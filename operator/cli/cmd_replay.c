@@ -43,7 +43,7 @@ int op_cmd_replay(int argc, char **argv)
     }
     if (rc == DL_OK) {
         execv(program, (char *const *)out);
-        rc = dl_err_set(&err, DL_EIO, "cannot execute %s", program);
+        dl_err_set(&err, DL_EIO, "cannot execute %s", program);
     }
     free(out);
     return op_cli_fail("replay", &err);

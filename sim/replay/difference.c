@@ -28,6 +28,13 @@ enum dl_rc sim_differs(struct sim_difference *difference, const struct sim_commi
                       difference->what);
 }
 
+static uint32_t bits_of(const float *value)
+{
+    uint32_t bits;
+    memcpy(&bits, value, sizeof bits);
+    return bits;
+}
+
 /* Slices stand in the order of tensors, so that the first value of the array that differs is the first tensor's. */
 static bool find_value(const struct dl_layout *layout, uint32_t fragment, const float *theirs, const float *ours,
                        const struct dl_slice **slice, uint64_t *index)
@@ -36,7 +43,7 @@ static bool find_value(const struct dl_layout *layout, uint32_t fragment, const 
     for (uint32_t s = 0; s < f->slice_count; s++) {
         const struct dl_slice *at = &layout->slices[f->first_slice + s];
         for (uint64_t i = 0; i < at->count; i++) {
-            if (memcmp(&theirs[at->fragment_offset + i], &ours[at->fragment_offset + i], sizeof(float)) != 0) {
+            if (bits_of(&theirs[at->fragment_offset + i]) != bits_of(&ours[at->fragment_offset + i])) {
                 *slice = at;
                 *index = i;
                 return true;

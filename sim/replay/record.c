@@ -1,5 +1,6 @@
 #include "sim/replay/record.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -198,6 +199,7 @@ enum dl_rc sim_record_plan(struct sim_record *record, struct dl_err *err)
 
 static enum dl_rc check_versions(const struct sim_record *record, struct dl_err *err)
 {
+    assert(record->layout != NULL); /* Reading a tape gives one, or fails. */
     for (uint32_t f = 0; f < record->layout->fragment_count; f++) {
         const struct sim_commit *first = &record->commits[record->first_commit[f]];
         if (record->version_count[f] == 0) {
@@ -216,6 +218,7 @@ static enum dl_rc check_versions(const struct sim_record *record, struct dl_err 
 
 enum dl_rc sim_record_open(const char *const *folders, uint32_t count, struct sim_record **out, struct dl_err *err)
 {
+    assert(count > 0);
     struct sim_record *record = calloc(1, sizeof *record);
     if (record != NULL) {
         record->shards = count;

@@ -1,6 +1,7 @@
 /* sim_record, one tape: rows to structs. */
 #include "sim/replay/record_db.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <sqlite3.h>
 #include <stdio.h>
@@ -418,6 +419,7 @@ static enum dl_rc read_checkpoint(struct tape *tape, uint64_t id, uint64_t *vers
 enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions, struct dl_err *err)
 {
     uint64_t id = 0;
+    assert(record->shards > 0);
     memset(versions, 0, record->layout->fragment_count * sizeof *versions);
     for (uint32_t i = 0; i < 2 * record->shards; i++) { /* First its number from all shards, then its versions. */
         struct tape tape = {.record = record, .folder = record->folders[i % record->shards]};
