@@ -253,6 +253,9 @@ def set_capacity(node, count):
     path = f"/status/capacity/{RESOURCE.replace('/', '~1')}"
     patch = [{"op": "remove", "path": path}] if count is None else [{"op": "add", "path": path, "value": str(count)}]
     kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(patch))
+    # The scheduler goes by what is allocatable, which the kubelet takes over from there a little later.
+    wait(f"{node} has {count} of {RESOURCE} to give", 60, lambda: json.loads(kubectl("get", "node", node, "-o", "json").stdout)[
+        "status"]["allocatable"].get(RESOURCE, "0") == str(count or 0))
 
 
 def release(name="diloco", namespace="diloco-system"):
