@@ -9,6 +9,7 @@
 #include "syncer/store/internal.h"
 
 #define FORMAT_VERSION 1
+#define WRITE_EARLY_BYTES (1u << 20)
 #define WRITE_BYTES_MAX (8u << 20) /* One write call: a full disk is noticed early, a signal loses little. */
 
 static const char magic[8] = {'D', 'L', 'C', 'S', 'T', 'A', 'T', 'E'};
@@ -80,6 +81,10 @@ static enum dl_rc write_all(struct sy_store *store, int fd, const void *bytes, u
         }
         at += written;
         size -= (uint64_t)written;
+        if (written >= (ssize_t)WRITE_EARLY_BYTES) {
+            /* The disk works while the rest is copied; the sync that counts comes later, so that a failure means nothing. */
+            (void)sync_file_range(fd, 0, 0, SYNC_FILE_RANGE_WRITE);
+        }
     }
     return DL_OK;
 }

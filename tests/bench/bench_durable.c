@@ -85,11 +85,12 @@ static void restart(struct bench_report *report)
         int64_t down_ns = dl_now_ns();
         uint64_t round = atomic_load(&rig.last_round), before = steps();
         rig_start_syncer(&rig);
-        double up = (double)(dl_now_ns() - down_ns) * 1e-9;
+        double up = (double)(dl_now_ns() - down_ns) * 1e-9, cpu = rig_cpu_of_syncer(&rig);
         rig_wait_for_round(&rig, round + 1);
         seconds[i] = (double)(dl_now_ns() - down_ns) * 1e-9;
-        printf("restart: listens after %.2f s, next round after %.2f s; learners made %llu steps meanwhile\n", up,
-               seconds[i], (unsigned long long)(steps() - before));
+        printf("restart: listens after %.2f s (%.2f s of CPU), next round after %.2f s; learners made %llu steps "
+               "meanwhile\n",
+               up, cpu, seconds[i], (unsigned long long)(steps() - before));
         if (steps() - before < 4) {
             fprintf(stderr, "bench: learners stood still\n");
             exit(1);
