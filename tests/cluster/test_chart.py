@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "diloco"
@@ -158,14 +159,17 @@ def rights():
 def state_over_releases():
     """The key of tokens is the same after an upgrade, and after an uninstall that keeps the jobs; else it goes."""
     def helm(command, *values):
-        must("helm", command, NAME, CHART, "-n", SPACE, "--set", "replicas=0,crds.install=false,priorityClass.create=false", *values)
+        return must("helm", command, NAME, CHART, "-n", SPACE, "--set", "replicas=0,crds.install=false,priorityClass.create=false", *values)
 
     def key():
         done = run("kubectl", "get", "secret", f"{NAME}-diloco-operator-key", "-n", SPACE, "-o", "jsonpath={.data.key}")
         return done.stdout if done.returncode == 0 else None
 
     try:
-        helm("install")
+        notes = helm("install").split("NOTES:", 1)[1]
+        manifest = re.search(r"<<'JOB'\n(.*?)\n    JOB", notes, re.S).group(1)
+        taken = run("kubectl", "apply", "--dry-run=server", "-n", SPACE, "-f", "-", text=textwrap.dedent(manifest))
+        expect(taken.returncode == 0, f"the first job of NOTES.txt: {taken.stderr.strip()}")
         first = key()
         expect(first is not None and len(first) == 44, f"no key of 32 bytes: {first}")
         helm("upgrade", "--set", "operator.qps=60")
