@@ -262,10 +262,10 @@ static void get_manifest(struct wk_fetch *fetch)
     struct dl_err err;
     enum dl_rc rc = DL_OK;
     if (!fetch->asked) {
-        /* It answers at its next boundary: a step may take long, but others may be quicker. */
-        int64_t patience_ns = fetch->progress_ns + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
-        rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0, DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS),
-                          place_head, progress_head, fetch, &err);
+        /* It needs memory for a snapshot, and answers at its next boundary: either may take long, but others may be quicker. */
+        int64_t patience_ns = 5 * fetch->progress_ns / 2 + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
+        rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0,
+                          DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS / 2), place_head, progress_head, fetch, &err);
         fetch->asked = rc == DL_OK;
     }
     rc = rc == DL_OK ? wk_get_pump(&fetch->get, TURN_MS, &err) : rc;

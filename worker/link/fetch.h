@@ -15,7 +15,7 @@
 
 #define WK_FETCH_PROGRESS_NS (10 * INT64_C(1000000000))
 /* Until some peer has answered with its manifest: the syncer's fragments are held back meanwhile. */
-#define WK_FETCH_MANIFEST_NS (30 * INT64_C(1000000000))
+#define WK_FETCH_MANIFEST_NS (60 * INT64_C(1000000000))
 #define WK_FETCH_CONFIRM_NS (15 * INT64_C(1000000000)) /* For the syncer's word on what is left. */
 
 struct wk_fetch; /* Opaque. */
