@@ -294,7 +294,8 @@ void sy_checkpoint_closed(struct sy_server *server, uint64_t id)
                                             .learners = closed->learners,
                                             .pushes = pushes};
     }
-    (void)submit(server, &(struct sy_job_task){.run = complete, .done = completed, .data = closed});
+    const struct sy_job_task task = {.run = complete, .done = completed, .data = closed};
+    (void)submit(server, &task);
 }
 
 /* --- what people ask for --------------------------------------------------------------------------------------------- */
