@@ -126,7 +126,7 @@ static enum dl_rc entry_of(struct op_queue *queue, const char *key, struct entry
     }
     if (queue->entries.count == queue->heap_capacity) {
         size_t capacity = DL_MAX(queue->heap_capacity * 2, (size_t)64);
-        struct entry **heap = realloc(queue->heap, capacity * sizeof *heap);
+        struct entry **heap = realloc(queue->heap, capacity * sizeof(void *));
         if (heap == NULL) {
             return dl_err_set(err, DL_ENOMEM, "no memory to queue '%.80s'", key);
         }

@@ -305,7 +305,7 @@ void op_serve_free(struct op_serve *serve)
 
 uint16_t op_serve_port(const struct op_serve *serve)
 {
-    struct sockaddr_storage address;
+    struct sockaddr_storage address = {0};
     socklen_t size = sizeof address;
     if (getsockname(serve->listener.fd, (struct sockaddr *)&address, &size) != 0) {
         return 0;
