@@ -305,11 +305,15 @@ void op_serve_free(struct op_serve *serve)
 
 uint16_t op_serve_port(const struct op_serve *serve)
 {
-    struct sockaddr_storage address = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } address;
     socklen_t size = sizeof address;
-    if (getsockname(serve->listener.fd, (struct sockaddr *)&address, &size) != 0) {
+    memset(&address, 0, sizeof address);
+    if (getsockname(serve->listener.fd, &address.any, &size) != 0) {
         return 0;
     }
-    return address.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)(void *)&address)->sin6_port)
-                                         : ntohs(((struct sockaddr_in *)(void *)&address)->sin_port);
+    return ntohs(address.any.sa_family == AF_INET6 ? address.v6.sin6_port : address.v4.sin_port);
 }
