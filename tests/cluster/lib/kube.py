@@ -249,7 +249,7 @@ RESOURCE = "diloco.dev/slot"
 
 
 def set_capacity(node, count):
-    """Gives a node `count` of an extended resource; None takes it away."""
+    """Gives a node `count` of an extended resource, which the scheduler sees when this returns; None takes it away."""
     path = f"/status/capacity/{RESOURCE.replace('/', '~1')}"
     patch = [{"op": "remove", "path": path}] if count is None else [{"op": "add", "path": path, "value": str(count)}]
     kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(patch))
@@ -257,9 +257,10 @@ def set_capacity(node, count):
     wait(f"{node} has {count} of {RESOURCE} to give", 60, lambda: json.loads(kubectl("get", "node", node, "-o", "json").stdout)[
         "status"]["allocatable"].get(RESOURCE, "0") == str(count or 0))
 
-
-def release(name="diloco", namespace="diloco-system"):
-    return Release(name, namespace)
+    def allocatable():  # The kubelet makes it from the capacity at its next report.
+        status = json.loads(kubectl("get", "node", node, "-o", "json").stdout)["status"]
+        return count is None or status["allocatable"].get(RESOURCE) == str(count)
+    wait(f"{node} offers {count} of {RESOURCE}", 60, allocatable)
 
 
 class Release:
