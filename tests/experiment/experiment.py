@@ -2,10 +2,12 @@
 """Does it learn as well as data-parallel? Trains the same small model on the same text at equal tokens in every
 synchronisation form, with the real programs, and prints a table of the global model's validation loss.
 
-    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--seeds N] [--steps N] [--rate R] [--out FILE]
+    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--seeds N] [--steps N] [--rates R,R] [--out FILE]
 
 Each learner takes `steps` inner steps of 8 x 128 bytes, 4 learners unless the mode says otherwise; data-parallel takes the same
-number of steps with the batches of all learners together. Figures go to build/results/experiment.json.
+number of steps with the batches of all learners together. A form is tried at each inner rate with the first seed, and goes on
+with its best; a variation of a form (a codec, a kill) takes the rate of what it varies. Figures go to
+build/results/experiment.json; report.py makes the table and the drawing of docs/quality.md from them.
 """
 import argparse
 import json
@@ -23,7 +25,7 @@ from lib.ensemble import Ensemble, merge  # noqa: E402
 
 DATA = "/usr/share/dictd/gcide.dict.dz"
 BATCH, SEQUENCE, LEARNERS = 8, 128, 4
-RATE = 0.004  # One inner rate for every form; --rate tries others, since each form deserves its own best.
+RATES = (0.002, 0.004)
 
 SYNCHRONOUS = {"mode": "synchronous", "quorum": "100%", "warmup": {"steps": 0}, "compression": "none",
                "merge": {"method": "mean"}}
@@ -35,7 +37,7 @@ def base(steps, learners, seed, rate, batch=BATCH):
         "spec": {
             "training": {
                 "tokenBudget": steps * learners * batch * SEQUENCE, "seed": seed, "batchSequences": batch, "threads": 1,
-                "evaluationSeconds": 0,
+                "evaluationSeconds": 3,
                 "model": {"width": 96, "layers": 3, "heads": 4, "sequenceLength": SEQUENCE},
                 "data": {"paths": [DATA], "validationFraction": 0.01, "validationSequences": 256},
                 "innerOptimizer": {"learningRate": rate, "warmupSteps": 50, "decaySteps": steps},
@@ -52,7 +54,8 @@ class Mode:
     """One row of the table: changes of the manifest, and what happens to the learners meanwhile."""
 
     def __init__(self, text, sync=None, learners=LEARNERS, batch=BATCH, together=False, kill_every=0, slow=False,
-                 join_half=0, training=None):
+                 join_half=0, training=None, rate_of=None):
+        self.rate_of = rate_of  # The mode whose best inner rate it takes; None: it has one of its own.
         self.text, self.sync, self.learners, self.batch = text, sync or {}, learners, batch
         self.together = together  # One process with the batches of all learners: data-parallel without a network.
         self.kill_every, self.slow, self.join_half, self.training = kill_every, slow, join_half, training or {}
@@ -78,32 +81,32 @@ MODES = {
     "decoupled_cold": Mode("Decoupled, RDA, no interval warm-up", sync={"warmup": {"steps": 0}}),
     "decoupled": Mode("Decoupled, RDA, interval warm-up (the default)"),
     "decoupled_mean": Mode("Decoupled, weighted mean", sync={"merge": {"method": "mean"}}),
-    "decoupled_int8": Mode("Decoupled, int8 pushes", sync={"compression": "int8"}),
-    "decoupled_int4": Mode("Decoupled, int4 pushes", sync={"compression": "int4"}),
+    "decoupled_int8": Mode("Decoupled, int8 pushes", sync={"compression": "int8"}, rate_of="decoupled"),
+    "decoupled_int4": Mode("Decoupled, int4 pushes", sync={"compression": "int4"}, rate_of="decoupled"),
     "decoupled_int4_bf16": Mode("Decoupled, int4 pushes, bf16 broadcasts",
-                                sync={"compression": "int4", "broadcastCompression": "bf16"}),
-    "decoupled_killed": Mode("Decoupled, a learner killed every 15 s", kill_every=15),
-    "decoupled_slow": Mode("Decoupled, one learner 4x slower", slow=True),
-    "decoupled_joined": Mode("Decoupled, 4 more learners for the second half", join_half=4),
+                                sync={"compression": "int4", "broadcastCompression": "bf16"}, rate_of="decoupled"),
+    "decoupled_killed": Mode("Decoupled, a learner killed every 15 s", kill_every=15, rate_of="decoupled"),
+    "decoupled_slow": Mode("Decoupled, one learner 4x slower", slow=True, rate_of="decoupled"),
+    "decoupled_joined": Mode("Decoupled, 4 more learners for the second half", join_half=4, rate_of="decoupled"),
     "decoupled_m2": Mode("Decoupled, M=2", learners=2),
     "decoupled_m8": Mode("Decoupled, M=8", learners=8),
     "decoupled_mean_m2": Mode("Decoupled, mean, M=2", learners=2, sync={"merge": {"method": "mean"}}),
     "decoupled_mean_m8": Mode("Decoupled, mean, M=8", learners=8, sync={"merge": {"method": "mean"}}),
     "data_parallel_m2": Mode("data-parallel, 2x the batch", learners=2, together=True),
     "data_parallel_m8": Mode("data-parallel, 8x the batch", learners=8, together=True),
-    "decoupled_rebase": Mode("Decoupled, apply: rebase", sync={"apply": "rebase"}),
-    "decoupled_alpha": Mode("Decoupled, applyAlpha 0.5", sync={"applyAlpha": 0.5}),
+    "decoupled_rebase": Mode("Decoupled, apply: rebase", sync={"apply": "rebase"}, rate_of="decoupled"),
+    "decoupled_alpha": Mode("Decoupled, applyAlpha 0.5", sync={"applyAlpha": 0.5}, rate_of="decoupled"),
     "decoupled_nesterov5": Mode("Decoupled, Nesterov 0.7 / 0.5", sync={"outerOptimizer": {
         "type": "nesterov", "learningRate": 0.7, "momentum": 0.5}}),
     "decoupled_nesterov9": Mode("Decoupled, Nesterov 0.7 / 0.9", sync={"outerOptimizer": {
         "type": "nesterov", "learningRate": 0.7, "momentum": 0.9}}),
     "decoupled_stale": Mode("Decoupled, one learner 4x slower, staleness decay 0.1", slow=True,
-                            sync={"merge": {"stalenessDecay": 0.1}}),
+                            sync={"merge": {"stalenessDecay": 0.1}}, rate_of="decoupled"),
 }
 PLANS = {
     # Name: (modes, seeds, steps); `make experiment` is the first, within 25 minutes on 2 cores.
     "quick": (["data_parallel", "alone", "diloco", "streaming", "decoupled_cold", "decoupled", "decoupled_mean",
-               "decoupled_int8", "decoupled_int4", "decoupled_killed", "decoupled_slow", "decoupled_joined"], 1, 400),
+               "decoupled_int8", "decoupled_int4", "decoupled_killed", "decoupled_slow", "decoupled_joined"], 2, 400),
     "long": (list(MODES), 3, 800),
 }
 
@@ -157,8 +160,9 @@ def run(build, mode, steps, seed, rate, limit):
             e.print_logs()
             raise RuntimeError("the evaluator failed")
         lines = (e.folder / "final" / "evaluations.jsonl").read_text().splitlines()
-        last = json.loads(lines[-1])
-        return {"loss": last["loss"], "seconds": seconds, "tokens": last["tokens"], "rounds": status.get("round", 0),
+        curve = [(entry["tokens"], entry["loss"]) for entry in map(json.loads, lines)]
+        return {"loss": curve[-1][1], "seconds": seconds, "tokens": curve[-1][0], "rounds": status.get("round", 0),
+                "seed": seed, "rate": rate, "curve": curve,
                 "verdicts": {k: v for k, v in status.get("verdicts", {}).items() if v}}
 
 
@@ -174,7 +178,7 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--rate", type=float, default=RATE, help="inner learning rate")
+    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="inner learning rates to try")
     parser.add_argument("--limit", type=float, default=900, help="seconds a run may take")
     parser.add_argument("--out", default="build/results/experiment.json")
     arguments = parser.parse_args()
@@ -184,21 +188,29 @@ def main():
     unknown = [name for name in modes if name not in MODES]
     if unknown:
         parser.error(f"no such mode: {', '.join(unknown)}; there are {', '.join(MODES)}")
+    rates = [float(rate) for rate in arguments.rates.split(",")]
     print(f"{steps} inner steps a learner, {seeds} seed(s); validation loss in nats a byte", flush=True)
-    print(f"{'mode':22} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'seconds':>8}  form", flush=True)
-    results, reference = [], {}
+    print(f"{'mode':22} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'rate':>6} {'seconds':>8}  form", flush=True)
+    results, reference, best_rate = [], {}, {}
     for name in modes:
         mode = MODES[name]
-        runs = [run(arguments.build, mode, steps, seed + 1, arguments.rate, arguments.limit) for seed in range(seeds)]
+        tried = [best_rate[mode.rate_of]] if mode.rate_of in best_rate else rates
+        first = [run(arguments.build, mode, steps, 1, rate, arguments.limit) for rate in tried]
+        best = min(first, key=lambda r: r["loss"])
+        best_rate[name] = best["rate"]
+        runs = [best] + [run(arguments.build, mode, steps, seed + 1, best["rate"], arguments.limit)
+                         for seed in range(1, seeds)]
         losses = [r["loss"] for r in runs]
         mean = statistics.fmean(losses)
         spread = max(losses) - min(losses)
         if mode.together:
             reference[mode.learners] = mean
         beside = reference.get(mode.learners, math.nan)
-        print(f"{name:22} {mean:7.4f} {spread:7.4f} {100 * (mean / beside - 1):+7.2f}% "
+        print(f"{name:22} {mean:7.4f} {spread:7.4f} {100 * (mean / beside - 1):+7.2f}% {best['rate']:6.4f} "
               f"{statistics.fmean(r['seconds'] for r in runs):8.1f}  {mode.text}; {runs[0]['verdicts']}", flush=True)
-        entry = {"name": f"val_loss_{name}", "value": mean, "unit": "nats/byte", "spread": spread, "runs": runs, "steps": steps}
+        entry = {"name": f"val_loss_{name}", "value": mean, "unit": "nats/byte", "spread": spread, "form": mode.text,
+                 "rate": best["rate"], "rates_tried": {str(r["rate"]): r["loss"] for r in first}, "runs": runs,
+                 "steps": steps, "learners": mode.learners}
         if not math.isnan(beside):
             entry.update(ratio_to="val_loss_data_parallel", ratio=mean / beside)
         results.append(entry)

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Table (Markdown) and drawing (SVG) of an experiment: report.py [EXPERIMENT.json] [--svg FILE]. The table goes to stdout."""
+import argparse
+import html
+import json
+import pathlib
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 420, 60, 44, 16, 190
+COLOURS = ["#1b1b1b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195"]
+DRAWN = ["data_parallel", "alone", "diloco", "streaming", "decoupled_cold", "decoupled", "decoupled_mean", "decoupled_killed"]
+
+
+def table(entries):
+    print("| form | mode | loss, mean (spread) | to data-parallel | inner rate | accepted / late |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for e in entries:
+        ratio = f"{100 * (e['ratio'] - 1):+.1f} %" if "ratio" in e else ""
+        verdicts = e["runs"][0]["verdicts"]
+        print(f"| {e['form']} | `{e['name'][len('val_loss_'):]}` | {e['value']:.3f} ({e['spread']:.3f}) | {ratio} | "
+              f"{e['rate']:g} | {verdicts.get('accepted', 0)} / {verdicts.get('late', 0)} |")
+
+
+def drawing(entries):
+    curves = {e["name"][len("val_loss_"):]: e["runs"][0]["curve"] for e in entries}
+    curves = {name: curves[name] for name in DRAWN if name in curves}
+    tokens_max = max(t for curve in curves.values() for t, _ in curve)
+    losses = [loss for curve in curves.values() for t, loss in curve if t > 0.1 * tokens_max]
+    least, most = min(losses) - 0.02, max(losses) + 0.02
+
+    def x(tokens):
+        return LEFT + (WIDTH - LEFT - RIGHT) * tokens / tokens_max
+
+    def y(loss):
+        return TOP + (HEIGHT - TOP - BOTTOM) * (most - loss) / (most - least)
+
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+           f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+    for i in range(6):
+        loss = least + (most - least) * i / 5
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(loss):.1f}" y2="{y(loss):.1f}" stroke="#ddd"/>'
+                   f'<text x="{LEFT - 6}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
+        tokens = tokens_max * i / 5
+        out.append(f'<text x="{x(tokens):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{tokens / 1e6:.1f}</text>')
+    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">million tokens, all learners'
+               '</text>')
+    for i, (name, curve) in enumerate(curves.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        points = " ".join(f"{x(t):.1f},{y(loss):.1f}" for t, loss in curve if loss <= most)
+        out.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="{points}"/>'
+                   f'<text x="{WIDTH - RIGHT + 12}" y="{TOP + 16 + 18 * i}" fill="{colour}">{html.escape(name)} '
+                   f'{curve[-1][1]:.3f}</text>')
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", default="build/results/experiment.json")
+    parser.add_argument("--svg", help="write the drawing of loss over tokens here")
+    arguments = parser.parse_args()
+    entries = json.loads(pathlib.Path(arguments.file).read_text())
+    table(entries)
+    if arguments.svg:
+        pathlib.Path(arguments.svg).write_text(drawing(entries))
+
+
+main()
