@@ -2,6 +2,7 @@
  *
  * A version depends on what its pushes depend on: every version that their learner had applied before the snapshot, and
  * what those depend on. A cut is consistent when no version in it depends on one that is later than the cut's own. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,6 +76,7 @@ void sim_cut_merged(struct sim_world *world, uint32_t fragment, uint64_t version
 static void check(struct sim_world *world)
 {
     uint32_t shards = world->config.spec->syncer.shards;
+    assert(shards > 0);
     for (uint32_t s = 0; s < shards; s++) {
         if (world->syncers[s].cut.id != world->syncers[0].cut.id) {
             return; /* Not everywhere yet. */

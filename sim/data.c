@@ -93,7 +93,8 @@ static bool grow_positions(struct sim_data *data, uint64_t positions)
     if (counted_by == NULL || seen == NULL) {
         return false;
     }
-    memset(data->counted_by + data->position_capacity, 0, (capacity - data->position_capacity) * sizeof *data->counted_by);
+    memset(data->counted_by + data->position_capacity, 0,
+           (capacity - data->position_capacity) * sizeof *data->counted_by);
     data->position_capacity = capacity;
     return true;
 }

@@ -260,10 +260,10 @@ void op_controller_metrics(const struct op_controller *c, struct dl_metrics *met
     }
     dl_metrics_family(metrics, "diloco_jobs", "gauge", "Jobs by phase.");
     for (int i = 0; i < DL_JOB_PHASE_COUNT; i++) {
-        dl_metrics_value(metrics, (double)phases[i], "phase", op_job_phase_name((enum op_job_phase)i), NULL);
+        dl_metrics_value(metrics, (double)phases[i], "phase", op_job_phase_name((enum op_job_phase)i), (char *)NULL);
     }
     dl_metrics_family(metrics, "diloco_pods", "gauge", "Pods of jobs.");
-    dl_metrics_value(metrics, (double)c->pods.count, NULL);
+    dl_metrics_value(metrics, (double)c->pods.count, (char *)NULL);
     op_reconcile_metrics_write(&c->counts, metrics);
     op_queue_metrics(c->queue, op_loop_now_ns(c->loop), metrics);
     op_reflector_metrics(c->reflectors, c->reflector_count, metrics);

@@ -419,14 +419,14 @@ static enum dl_rc read_checkpoint(struct tape *tape, uint64_t id, uint64_t *vers
 enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions, struct dl_err *err)
 {
     uint64_t id = 0;
-    assert(record->shards > 0);
+    const uint32_t shards = record->shards;
+    assert(shards > 0);
     memset(versions, 0, record->layout->fragment_count * sizeof *versions);
-    for (uint32_t i = 0; i < 2 * record->shards; i++) { /* First its number from all shards, then its versions. */
-        struct tape tape = {.record = record, .folder = record->folders[i % record->shards]};
+    for (uint32_t i = 0; i < 2 * shards; i++) { /* First its number from all shards, then its versions. */
+        struct tape tape = {.record = record, .folder = record->folders[i % shards]};
         enum dl_rc rc = open_tape(&tape, err);
         if (rc == DL_OK) {
-            rc =
-                i < record->shards ? find_checkpoint(&tape, name, &id, err) : read_checkpoint(&tape, id, versions, err);
+            rc = i < shards ? find_checkpoint(&tape, name, &id, err) : read_checkpoint(&tape, id, versions, err);
         }
         sqlite3_close(tape.db);
         if (rc != DL_OK) {

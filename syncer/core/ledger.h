@@ -92,7 +92,7 @@ struct sy_ledger {
     uint64_t next_lease, positions, counted;
     struct sy_holder *holders;
     uint32_t holders_max, holders_end; /* None from holders_end on is used. */
-    struct sy_range *queue; /* Ascending, neither touching nor overlapping. */
+    struct sy_range *queue;            /* Ascending, neither touching nor overlapping. */
     uint32_t queue_count, queue_max;
     bool queue_changed;
     uint32_t dirty_count;

@@ -1,5 +1,6 @@
 #include "syncer/export/export.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <sqlite3.h>
@@ -71,7 +72,7 @@ static enum dl_rc open_all(struct job *job, struct dl_err *err)
 
 static void close_all(struct job *job)
 {
-    for (uint32_t s = 0; s < job->options->dir_count; s++) {
+    for (uint32_t s = 0; job->options != NULL && s < job->options->dir_count; s++) {
         sqlite3_close(job->dbs[s]);
     }
     dl_layout_free(job->layout);
@@ -319,6 +320,7 @@ static enum dl_rc write_weights(const struct job *job, const float *const *tenso
 
 static enum dl_rc export_job(struct job *job, uint64_t id, char *checkpoint, char **clock, struct dl_err *err)
 {
+    assert(job->layout != NULL);
     float **tensors = calloc(job->layout->tensor_count, sizeof *tensors);
     float *fragment = dl_alloc_aligned(job->layout->padded_elements_max * sizeof(float));
     bool has_memory = tensors != NULL && fragment != NULL;

@@ -1,4 +1,5 @@
 /* The job's counters between core and store: what a commit carries, what a restart takes up, what the last word is. */
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +23,7 @@ static struct dl_wire_evaluation to_wire(const struct sy_store_evaluation *from)
 void sy_server_totals(const struct sy_server *server, struct sy_store_totals *out)
 {
     struct sy_core_totals totals;
+    assert(server->fragment_count > 0);
     sy_core_get_totals(server->core, &totals);
     *out = (struct sy_store_totals){
         .next_round = totals.next_round,

@@ -1,6 +1,7 @@
 #include "worker/link/fetch.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,7 +148,8 @@ static void failed(struct wk_fetch *fetch, uint64_t progress, const struct dl_er
     if (!again || fetch->spent >= RETRY_BUDGET) {
         next_peer(fetch, err);
     } else {
-        say(fetch, 1, "%s; going on at byte %llu", err->text, (unsigned long long)(fetch->get.first + progress));
+        uint64_t at = fetch->get.first + progress;
+        say(fetch, 1, "%s; going on at byte %" PRIu64, err->text, at);
     }
 }
 
@@ -479,7 +481,7 @@ static enum dl_rc adopt(struct wk_fetch *fetch, struct dl_err *err)
 
 static void get_fragments(struct wk_fetch *fetch)
 {
-    struct dl_err err;
+    struct dl_err err = {.rc = DL_OK};
     enum dl_rc rc = DL_OK;
     if (!fetch->asked) {
         uint32_t p = 0;

@@ -1,6 +1,7 @@
 #include "worker/link/serve.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -247,11 +248,11 @@ static void answer_data(struct wk_serve *serve, struct client *client)
         refuse(client, 416, "the range is not within the snapshot");
         return;
     }
+    uint64_t length = last - first + 1;
     snprintf(client->head, sizeof client->head,
-             "HTTP/1.1 206 Partial Content\r\nContent-Type: application/octet-stream\r\nContent-Length: %llu\r\n"
-             "Content-Range: bytes %llu-%llu/%llu\r\n\r\n",
-             (unsigned long long)(last - first + 1), (unsigned long long)first, (unsigned long long)last,
-             (unsigned long long)total);
+             "HTTP/1.1 206 Partial Content\r\nContent-Type: application/octet-stream\r\nContent-Length: %" PRIu64 "\r\n"
+             "Content-Range: bytes %" PRIu64 "-%" PRIu64 "/%" PRIu64 "\r\n\r\n",
+             length, first, last, total);
     uint64_t data_end = DL_MIN(last + 1, snapshot->data_bytes);
     begin_answer(client, snapshot->data + DL_MIN(first, data_end), data_end - DL_MIN(first, data_end));
     if (last + 1 > snapshot->data_bytes) {
@@ -465,7 +466,7 @@ static enum dl_rc start_thread(struct wk_serve *serve, struct dl_err *err)
 
 static enum dl_rc begin(struct wk_serve *serve, int connected_fd, struct dl_err *err)
 {
-    struct sockaddr_storage own;
+    struct sockaddr_storage own = {0};
     socklen_t size = sizeof own;
     if (getsockname(connected_fd, (struct sockaddr *)&own, &size) != 0 ||
         (own.ss_family != AF_INET && own.ss_family != AF_INET6)) {

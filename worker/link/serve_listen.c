@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/mem.h"
 
@@ -44,16 +45,17 @@ static enum dl_rc split(const char *text, char *host, size_t host_bytes, char *p
 enum dl_rc wk_serve_listen_at(const struct sockaddr *address, socklen_t size, int *listen_fd, struct dl_err *err)
 {
     int one = 1;
-    DL_AUTO_FD int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return dl_err_errno(err, DL_ENET, errno, "serve state: open a socket");
     }
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(fd, address, size) != 0 || listen(fd, BACKLOG) != 0) {
-        return dl_err_errno(err, DL_ENET, errno, "serve state: listen");
+        enum dl_rc rc = dl_err_errno(err, DL_ENET, errno, "serve state: listen");
+        close(fd);
+        return rc;
     }
     *listen_fd = fd;
-    fd = -1;
     return DL_OK;
 }
 
