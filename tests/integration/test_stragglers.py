@@ -11,6 +11,7 @@ from lib.ensemble import TEXT, Ensemble, check, main, manifest  # noqa: E402
 
 FAST = range(6)
 SLOW, STOPPED = 6, 7
+SLOWER = 4.13  # No whole number: else its steps might end just after each round for good.
 STEP_SECONDS = 0.1  # Paced, so that eight learners fit two cores and a rate means something.
 STOP_SECONDS = float(os.environ.get("STOP_SECONDS", "60"))
 
@@ -33,7 +34,7 @@ def test_fast_learners_never_wait(build):
     with Ensemble(build, job()) as e:
         e.start_syncers()
         for n in (*FAST, SLOW, STOPPED):
-            e.start_learner(n, extra=["--step-seconds", STEP_SECONDS * (4 if n == SLOW else 1)])
+            e.start_learner(n, extra=["--step-seconds", STEP_SECONDS * (SLOWER if n == SLOW else 1)])
         e.wait(lambda: all(v > 20 for v in steps(e, FAST).values()), 60, "twenty steps of the fast learners")
         before = rate(e, FAST, 10)
         rounds_before = e.status()["round"]
