@@ -322,6 +322,7 @@ static inline void rig_stop(struct rig *rig)
 struct rig_raw {
     int fd;
     uint64_t bytes, window; /* To move; memory cycled through. */
+    uint8_t *memory;
     bool sends;
     double cpu;
 };
@@ -334,12 +335,21 @@ static inline double rig_cpu_of_thread(void)
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
-/* Moves `bytes` over a socket from or to memory of its own, and notes the CPU seconds that this took. */
+static inline uint8_t *rig_memory(uint64_t bytes)
+{
+    uint8_t *memory = dl_alloc_aligned(bytes);
+    if (memory == NULL) {
+        rig_fail("bench: memory");
+    }
+    memset(memory, 1, bytes);
+    return memory;
+}
+
+/* Moves `bytes` over a socket from or to its memory, which has been used before, and notes the CPU seconds that this took. */
 static inline void *rig_raw_move(void *argument)
 {
     struct rig_raw *raw = argument;
-    uint8_t *memory = dl_alloc_aligned(raw->window);
-    memset(memory, 1, raw->window);
+    uint8_t *memory = raw->memory;
     double before = rig_cpu_of_thread();
     for (uint64_t done = 0; done < raw->bytes;) {
         uint64_t at = done % raw->window;
@@ -352,7 +362,6 @@ static inline void *rig_raw_move(void *argument)
         done += (uint64_t)moved;
     }
     raw->cpu = rig_cpu_of_thread() - before;
-    free(memory);
     return NULL;
 }
 
@@ -382,16 +391,21 @@ static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
 {
     int fds[2];
     rig_raw_pair(fds);
-    struct rig_raw ends[2] = {{.fd = fds[0], .bytes = bytes, .window = window, .sends = true},
-                              {.fd = fds[1], .bytes = bytes, .window = window}};
+    struct rig_raw ends[2];
+    for (int i = 0; i < 2; i++) {
+        ends[i] = (struct rig_raw){
+            .fd = fds[i], .bytes = bytes, .window = window, .memory = rig_memory(window), .sends = i == 0};
+    }
     pthread_t thread;
     if (pthread_create(&thread, NULL, rig_raw_move, &ends[0]) != 0) {
         rig_fail("bench: thread");
     }
     rig_raw_move(&ends[1]);
     pthread_join(thread, NULL);
-    close(fds[0]);
-    close(fds[1]);
+    for (int i = 0; i < 2; i++) {
+        close(fds[i]);
+        free(ends[i].memory);
+    }
     return ends[1].cpu / ((double)bytes * 1e-9);
 }
 
@@ -402,15 +416,21 @@ static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
     static pthread_t threads[2 * RIG_LEARNERS_MAX];
     static struct rig_raw ends[2 * RIG_LEARNERS_MAX];
     int fds[RIG_LEARNERS_MAX][2];
+    uint8_t *memory[2 * RIG_LEARNERS_MAX];
     for (uint32_t i = 0; i < peers; i++) {
         rig_raw_pair(fds[i]);
+        memory[2 * i] = rig_memory(DL_MAX(up, down));
+        memory[2 * i + 1] = rig_memory(DL_MAX(up, down));
     }
     int64_t start = dl_now_ns();
     for (int way = 0; way < 2; way++) {
         for (uint32_t i = 0; i < 2 * peers; i++) {
             uint64_t bytes = way == 0 ? up : down;
-            ends[i] = (struct rig_raw){
-                .fd = fds[i / 2][i % 2], .bytes = bytes, .window = bytes, .sends = (i % 2 == 0) == (way == 0)};
+            ends[i] = (struct rig_raw){.fd = fds[i / 2][i % 2],
+                                       .bytes = bytes,
+                                       .window = bytes,
+                                       .memory = memory[i],
+                                       .sends = (i % 2 == 0) == (way == 0)};
             if (pthread_create(&threads[i], NULL, rig_raw_move, &ends[i]) != 0) {
                 rig_fail("bench: thread");
             }
@@ -423,6 +443,8 @@ static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
     for (uint32_t i = 0; i < peers; i++) {
         close(fds[i][0]);
         close(fds[i][1]);
+        free(memory[2 * i]);
+        free(memory[2 * i + 1]);
     }
     return seconds;
 }
