@@ -63,7 +63,7 @@ def test_fast_learners_never_wait(build):
 
 def job():
     return manifest(TEXT, training={"tokenBudget": 10**9, "evaluationSeconds": 0},
-                    sync={"interval": 8, "overlap": 2, "warmup": {"steps": 8, "interval": 2}},
+                    sync={"interval": 16, "overlap": 2, "warmup": {"steps": 8, "interval": 2}},
                     learners={"replicas": 8, "max": 8})
 
 
