@@ -12,6 +12,7 @@
 #include "common/spec_schema.h"
 #include "common/spec_table.h"
 #include "common/yaml.h"
+#include "tests/unit/schema_rig.h"
 #include "tests/unit/unit.h"
 
 enum json { J_NULL, J_BOOL, J_NUMBER, J_STRING, J_LIST, J_MAP };
@@ -253,18 +254,6 @@ static void check_field(const struct dl_node *schema, const struct dl_field *fie
         snprintf(value, sizeof value, is_real ? "\"%.14f\"" : "\"%.0f\"", number);
         check_value(schema, field, is_pool, value, text);
     }
-}
-
-static const struct dl_node *property(const struct dl_node *schema, const char *path)
-{
-    char part[64];
-    while (schema != NULL && *path != 0) {
-        size_t length = strcspn(path, ".");
-        snprintf(part, sizeof part, "%.*s", (int)length, path);
-        schema = dl_node_get(dl_node_get(schema, "properties"), part);
-        path += length + (path[length] == '.');
-    }
-    return schema;
 }
 
 static void test_parser_and_schema_take_the_same(void)

@@ -7,6 +7,7 @@
 #include "common/spec_table.h"
 #include "common/yaml.h"
 #include "operator/reconcile/plan.h"
+#include "tests/unit/schema_rig.h"
 #include "tests/unit/unit.h"
 
 static struct dl_node *parse_crd(void)
@@ -37,19 +38,6 @@ static const struct dl_node *schema_of(const struct dl_node *root)
     const struct dl_node *versions = dl_node_get(dl_node_get(root, "spec"), "versions");
     const struct dl_node *schema = dl_node_get(dl_node_get(first_of(versions), "schema"), "openAPIV3Schema");
     CU_ASSERT_PTR_NOT_NULL_FATAL(schema);
-    return schema;
-}
-
-/* The schema at a dotted path below `schema`, or NULL. */
-static const struct dl_node *property(const struct dl_node *schema, const char *path)
-{
-    char part[64];
-    while (schema != NULL && *path != 0) {
-        size_t length = strcspn(path, ".");
-        snprintf(part, sizeof part, "%.*s", (int)length, path);
-        schema = dl_node_get(dl_node_get(schema, "properties"), part);
-        path += length + (path[length] == '.');
-    }
     return schema;
 }
 
