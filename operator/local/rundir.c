@@ -134,7 +134,7 @@ static enum dl_rc resolve(const char *path, struct op_rundir *out, struct dl_err
 static enum dl_rc make_folders(const struct op_rundir *out, uint32_t shards, struct dl_err *err)
 {
     enum dl_rc rc = DL_OK;
-    static const char *const folders[] = {"logs", "ports", "state"};
+    static const char *const folders[] = {"logs", "ports", "state", "cache"};
     char path[OP_PATH_MAX];
     for (size_t i = 0; rc == DL_OK && i < DL_COUNT_OF(folders); i++) {
         op_rundir_path(out, folders[i], path);
@@ -363,4 +363,18 @@ void op_log_last_complaint(const char *path, char *out, size_t out_bytes)
         }
         has_complaint = has_complaint || is_complaint;
     }
+}
+
+void op_rundir_clear_cache(const struct op_rundir *dir)
+{
+    char path[OP_PATH_MAX];
+    op_rundir_path(dir, "cache", path);
+    DIR *folder = opendir(path);
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;) {
+        (void)unlinkat(dirfd(folder), entry->d_name, 0); /* "." and ".." are no files. */
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    (void)rmdir(path);
 }

@@ -1,6 +1,6 @@
 /* op_rundir: the folder of one run on this machine, and small files in it.
  *
- *     job.json token logs/ ports/ state/shard-I/ final/ status.json events.jsonl report.md report.json control.sock
+ *     job.json token logs/ ports/ cache/ state/shard-I/ final/ status.json events.jsonl report.md report.json control.sock
  *
  * Does file I/O; one thread. Layer operator/local. */
 #ifndef OP_LOCAL_RUNDIR_H
@@ -51,6 +51,9 @@ DL_MUST_CHECK enum dl_rc op_rundir_make_token(const struct op_rundir *dir, struc
 #define OP_TOKEN_BYTES_MAX 400
 DL_MUST_CHECK enum dl_rc op_rundir_read_token(const struct op_rundir *dir, char token[OP_TOKEN_BYTES_MAX],
                                               struct dl_err *err);
+
+/* Removes what workers of the run shared (folder cache/): once they are gone it is of no use. */
+void op_rundir_clear_cache(const struct op_rundir *dir);
 
 /* Keeps a log that others append to bounded: beyond `most` bytes its content moves to <path>.1 and it starts anew. */
 void op_log_bound(const char *path, int64_t most);

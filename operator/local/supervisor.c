@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/env.h"
 #include "common/exit_codes.h"
 #include "common/mem.h"
 #include "operator/local/process.h"
@@ -100,6 +101,14 @@ static enum dl_rc open_folder(struct op_supervisor *s, struct dl_err *err)
     return op_rundir_write(&s->dir, "lives", text, 0666, err);
 }
 
+/* Workers inherit it. */
+static enum dl_rc share_cache(const struct op_supervisor *s, struct dl_err *err)
+{
+    char path[OP_PATH_MAX];
+    op_rundir_path(&s->dir, "cache", path);
+    return setenv(DL_ENV_CACHE, path, 1) == 0 ? DL_OK : dl_err_set(err, DL_ENOMEM, "no memory for the environment");
+}
+
 static enum dl_rc show_token(struct op_supervisor *s, struct dl_err *err)
 {
     char token[OP_TOKEN_BYTES_MAX];
@@ -134,6 +143,7 @@ static enum dl_rc set_up(struct op_supervisor *s, struct dl_err *err)
     rc = rc == DL_OK ? op_terminal_init(&s->terminal, STDOUT_FILENO, !options->plain, err) : rc;
     rc = rc == DL_OK ? open_signals(s, err) : rc;
     rc = rc == DL_OK ? open_folder(s, err) : rc;
+    rc = rc == DL_OK ? share_cache(s, err) : rc;
     rc = rc == DL_OK ? op_events_open(&s->events, &s->dir, s->start_ns, err) : rc;
     rc = rc == DL_OK ? show_token(s, err) : rc;
     rc = rc == DL_OK ? write_job(s, err) : rc;
@@ -172,6 +182,7 @@ static void release(struct op_supervisor *s)
         close(s->signal_fd);
     }
     if (s->lock_fd >= 0) {
+        op_rundir_clear_cache(&s->dir); /* The folder is ours. */
         close(s->lock_fd);
     }
     free(s->pace);

@@ -4,38 +4,51 @@
  * resident memory of a syncer with nobody connected; sizes of the programs. */
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <zlib.h>
 
 #include "tests/bench/syncer_rig.h"
 
 #define REPEATS 5
 #define LOOKS_MAX 6000 /* 5 ms apart. */
-#define TEXT_MB 4
+#define TEXT_MB 40
+#define DEMO_DATA "/usr/share/dictd/gcide.dict.dz"
 
 static char bin[512];
 static char folder[] = "/tmp/diloco-bench-start-XXXXXX";
 
+/* The demo's own data where it is installed; else as much, packed too. */
+static const char *write_text(void)
+{
+    static char path[128];
+    if (access(DEMO_DATA, R_OK) == 0) {
+        return DEMO_DATA;
+    }
+    snprintf(path, sizeof path, "%s/text.gz", folder);
+    gzFile text = gzopen(path, "wb1");
+    for (uint32_t i = 0; text != NULL && i < TEXT_MB * 1000000 / 10; i++) {
+        gzprintf(text, "%09u ", i * 2654435761u);
+    }
+    if (text == NULL || gzclose(text) != Z_OK) {
+        rig_fail(path);
+    }
+    return path;
+}
+
 static void write_inputs(void)
 {
     char path[128];
-    snprintf(path, sizeof path, "%s/text", folder);
-    FILE *text = fopen(path, "w");
-    if (text == NULL) {
-        rig_fail(path);
-    }
-    for (uint32_t i = 0; i < TEXT_MB * 1000000 / 10; i++) {
-        fprintf(text, "%09u ", i * 2654435761u);
-    }
-    fclose(text);
+    const char *text = write_text();
     snprintf(path, sizeof path, "%s/job.yaml", folder);
     FILE *job = fopen(path, "w");
     if (job == NULL) {
         rig_fail(path);
     }
-    fputs("apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: start}\nspec:\n"
-          "  training:\n    tokenBudget: 100000000\n    batchSequences: 8\n    evaluationSeconds: 0\n"
-          "    model: {width: 96, layers: 3, heads: 4, sequenceLength: 128}\n    data: {paths: [text]}\n"
-          "  sync: {fragments: 8, interval: 24}\n  learners: {min: 1, max: 4, replicas: 4}\n",
-          job);
+    fprintf(job,
+            "apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: start}\nspec:\n"
+            "  training:\n    tokenBudget: 100000000\n    batchSequences: 4\n    evaluationSeconds: 8\n"
+            "    model: {width: 96, layers: 3, heads: 4, sequenceLength: 128}\n    data: {paths: [%s]}\n"
+            "  sync: {fragments: 8, interval: 24}\n  learners: {min: 2, max: 8, replicas: 4}\n",
+            text);
     fclose(job);
 }
 

@@ -1,9 +1,11 @@
 /* Choice of OpenBLAS kernels. The program restarts itself through the very function that it tests. */
+#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "common/env.h"
 #include "common/mem.h"
 #include "tests/unit/unit.h"
 #include "worker/model/blas.h"
@@ -100,6 +102,37 @@ static void test_guard_stops_a_second_restart(void)
     CU_ASSERT(strstr(line, "restarted=1") != NULL);
 }
 
+/* With a cache the next process goes by what the first one found. */
+static void test_verdict_is_shared(void)
+{
+    char line[256], cache[] = "/tmp/diloco-test-cache-XXXXXX", pattern[64], command[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(cache));
+    setenv(DL_ENV_CACHE, cache, 1);
+    CU_ASSERT_EQUAL(child(NULL, NULL, line, sizeof line), 0);
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/kernels-*[0-9a-f]", cache);
+    bool is_slow = strstr(line, "warning=1") != NULL; /* A verdict that warns is found anew by everyone. */
+    CU_ASSERT_EQUAL_FATAL(glob(pattern, 0, NULL, &found), is_slow ? GLOB_NOMATCH : 0);
+    if (!is_slow) {
+        char core[32];
+        DL_AUTO_FILE FILE *verdict = fopen(found.gl_pathv[0], "r+");
+        CU_ASSERT_EQUAL_FATAL(fscanf(verdict, "%31s", core), 1);
+        rewind(verdict);
+        fprintf(verdict, "%s 12345.0\n", core);
+        fflush(verdict);
+        CU_ASSERT_EQUAL(child(NULL, NULL, line, sizeof line), 0);
+        CU_ASSERT(strstr(line, "gflops=12345.0") != NULL);
+        CU_ASSERT(strstr(line, core) != NULL);
+        /* Nor does it override a user's choice. */
+        CU_ASSERT_EQUAL(child("Prescott", NULL, line, sizeof line), 0);
+        CU_ASSERT(strstr(line, "core=Prescott") != NULL && strstr(line, "gflops=12345.0") == NULL);
+    }
+    globfree(&found);
+    unsetenv(DL_ENV_CACHE);
+    snprintf(command, sizeof command, "rm -r '%s'", cache);
+    CU_ASSERT_EQUAL(system(command), 0);
+}
+
 int main(int argc, char **argv)
 {
     struct dl_err err;
@@ -118,6 +151,7 @@ int main(int argc, char **argv)
                                              {"report is consistent", test_report_is_consistent},
                                              {"restarts once", test_restart_once},
                                              {"user's setting is left alone", test_user_setting_is_left_alone},
-                                             {"guard stops a second restart", test_guard_stops_a_second_restart}};
+                                             {"guard stops a second restart", test_guard_stops_a_second_restart},
+                                             {"verdict is shared", test_verdict_is_shared}};
     return unit_main("blas", cases, DL_COUNT_OF(cases));
 }

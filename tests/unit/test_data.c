@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include "common/env.h"
 #include "common/mem.h"
 #include "tests/unit/unit.h"
 #include "worker/data/data_stream.h"
@@ -115,6 +116,48 @@ static void test_gzip(void)
     wk_token_file_close(&file);
     CU_ASSERT_EQUAL(wk_token_file_open(path, DL_DATA_AUTO, SIZE - 1, &file, &err), DL_ENOMEM);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "a.dz"));
+    clean();
+}
+
+/* With a cache one process unpacks for all: the second finds the entry, a changed file is another one, and what cannot
+ * be written there is unpacked alone. */
+static void test_shared_copy(void)
+{
+    enum { SIZE = 300000, ROOM = 400000 };
+    DL_AUTO_FREE uint8_t *bytes = pattern(SIZE);
+    DL_AUTO_FREE uint8_t *packed = malloc(ROOM);
+    size_t used = 0;
+    struct wk_token_file first, second;
+    struct dl_err err;
+    pack(bytes, SIZE, false, packed, ROOM, &used);
+    const char *path = write_file("a.gz", packed, used);
+    char cache[] = "/tmp/diloco-test-cache-XXXXXX", command[64];
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(cache));
+    setenv(DL_ENV_CACHE, cache, 1);
+    CU_ASSERT_EQUAL_FATAL(wk_token_file_open(path, DL_DATA_TEXT, UNPACKED_MAX, &first, &err), DL_OK);
+    CU_ASSERT_FALSE(first.is_unpacked);
+    /* No room to unpack: it is there already. */
+    CU_ASSERT_EQUAL_FATAL(wk_token_file_open(path, DL_DATA_TEXT, 1, &second, &err), DL_OK);
+    CU_ASSERT_EQUAL(first.tokens, SIZE);
+    CU_ASSERT_EQUAL(second.tokens, SIZE);
+    CU_ASSERT_EQUAL(memcmp(first.bytes, bytes, SIZE), 0);
+    CU_ASSERT_EQUAL(memcmp(second.bytes, bytes, SIZE), 0);
+    wk_token_file_close(&second);
+    used = 0;
+    pack(bytes, SIZE / 2, false, packed, ROOM, &used);
+    path = write_file("a.gz", packed, used);
+    CU_ASSERT_EQUAL_FATAL(wk_token_file_open(path, DL_DATA_TEXT, UNPACKED_MAX, &second, &err), DL_OK);
+    CU_ASSERT_EQUAL(second.tokens, SIZE / 2);
+    CU_ASSERT_EQUAL(memcmp(first.bytes, bytes, SIZE), 0);
+    wk_token_file_close(&second);
+    wk_token_file_close(&first);
+    setenv(DL_ENV_CACHE, "/nowhere/at/all", 1);
+    CU_ASSERT_EQUAL_FATAL(wk_token_file_open(path, DL_DATA_TEXT, UNPACKED_MAX, &second, &err), DL_OK);
+    CU_ASSERT_TRUE(second.is_unpacked);
+    wk_token_file_close(&second);
+    unsetenv(DL_ENV_CACHE);
+    snprintf(command, sizeof command, "rm -r '%s'", cache);
+    CU_ASSERT_EQUAL(system(command), 0);
     clean();
 }
 
@@ -449,7 +492,7 @@ static void test_any_position(void)
     clean();
 }
 
-UNIT_MAIN("data", {"text", test_text}, {"gzip", test_gzip}, {"damaged gzip", test_damaged_gzip},
-          {"token files", test_token_files}, {"hostile files", test_hostile_files}, {"dataset", test_dataset},
-          {"dataset limits", test_dataset_limits}, {"permutation", test_permutation}, {"positions", test_positions},
-          {"any position", test_any_position})
+UNIT_MAIN("data", {"text", test_text}, {"gzip", test_gzip}, {"shared copy", test_shared_copy},
+          {"damaged gzip", test_damaged_gzip}, {"token files", test_token_files}, {"hostile files", test_hostile_files},
+          {"dataset", test_dataset}, {"dataset limits", test_dataset_limits}, {"permutation", test_permutation},
+          {"positions", test_positions}, {"any position", test_any_position})

@@ -11,7 +11,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/hash.h"
 #include "common/mem.h"
+#include "worker/data/cache.h"
 #include "worker/data/gunzip.h"
 
 static uint32_t read_u32(const uint8_t *bytes)
@@ -122,7 +124,7 @@ static enum dl_rc interpret(struct wk_token_file *file, enum dl_data_format form
     return DL_OK;
 }
 
-static enum dl_rc unpack(struct wk_token_file *file, uint64_t bytes_max, struct dl_err *err)
+static enum dl_rc unpack_alone(struct wk_token_file *file, uint64_t bytes_max, struct dl_err *err)
 {
     uint8_t *unpacked;
     size_t size;
@@ -135,6 +137,53 @@ static enum dl_rc unpack(struct wk_token_file *file, uint64_t bytes_max, struct 
     file->size = size;
     file->is_unpacked = true;
     return size > 0 ? DL_OK : dl_err_set(err, DL_EINVAL, "data file %s unpacks to nothing", file->path);
+}
+
+/* The entry of a file as it is now: another content is another entry. */
+static bool open_entry(const struct wk_token_file *file, struct wk_cache_entry *entry)
+{
+    struct stat info;
+    char name[64];
+    if (stat(file->path, &info) != 0) {
+        return false;
+    }
+    const uint64_t facts[] = {(uint64_t)info.st_dev, (uint64_t)info.st_ino, (uint64_t)info.st_size,
+                              (uint64_t)info.st_mtim.tv_sec, (uint64_t)info.st_mtim.tv_nsec};
+    snprintf(name, sizeof name, "data-%016" PRIx64, dl_hash64(facts, sizeof facts, 0));
+    return wk_cache_open(name, entry);
+}
+
+/* Replaces what is there by a mapping of the entry; false: as it was. */
+static bool adopt(struct wk_token_file *file, const char *entry)
+{
+    struct dl_err err;
+    struct wk_token_file shared = *file;
+    if (map(entry, &shared.bytes, &shared.size, &err) != DL_OK) {
+        return false;
+    }
+    wk_token_file_close(file);
+    shared.is_unpacked = false;
+    *file = shared;
+    return true;
+}
+
+/* One copy for all processes of a run, where they have a cache. */
+static enum dl_rc unpack(struct wk_token_file *file, uint64_t bytes_max, struct dl_err *err)
+{
+    struct wk_cache_entry entry;
+    bool is_cached = open_entry(file, &entry);
+    if (is_cached && adopt(file, entry.path)) {
+        wk_cache_close(&entry);
+        return DL_OK;
+    }
+    enum dl_rc rc = unpack_alone(file, bytes_max, err);
+    if (is_cached) {
+        if (rc == DL_OK && wk_cache_put(&entry, file->bytes, file->size)) {
+            (void)adopt(file, entry.path);
+        }
+        wk_cache_close(&entry);
+    }
+    return rc;
 }
 
 enum dl_rc wk_token_file_open(const char *path, enum dl_data_format format, uint64_t unpacked_bytes_max,

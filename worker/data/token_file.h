@@ -2,7 +2,8 @@
  *
  * Text (a byte is a token), or token numbers of 16 or 32 bits, little-endian, with or without llm.c's header; each of
  * them also compressed with gzip or dictzip. Files that are not compressed are mapped into memory: they may be larger
- * than it, and must not shrink while a worker reads them. Compressed ones are unpacked once, into memory.
+ * than it, and must not shrink while a worker reads them. Compressed ones are unpacked once: by one process for all of a run
+ * into its cache (cache.h), from where they are mapped; without a cache into memory.
  *
  * Read-only once open; any thread. Layer: worker/data, above common. */
 #ifndef WK_DATA_TOKEN_FILE_H

@@ -1,6 +1,9 @@
 #include "worker/model/blas.h"
 
 #include <cblas.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -15,7 +18,9 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/mem.h"
+#include "worker/data/cache.h"
 
 #define CORE_ENV "OPENBLAS_CORETYPE"
 #define PROBE_SECONDS_MAX 10
@@ -241,6 +246,20 @@ static double probe(const char *core, char **argv)
     return failure == 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0 ? strtod(text, NULL) : 0;
 }
 
+/* Only returns when it could not. */
+static void restart_with(const char *core, char **argv, struct wk_blas_report *report)
+{
+    char path[PATH_MAX];
+    own_path(path, sizeof path);
+    setenv(CORE_ENV, core, 1);
+    setenv(WK_BLAS_GUARD_ENV, core, 1);
+    setenv("OPENBLAS_NUM_THREADS", "1", 0); /* Its threads would only be started to stay idle. */
+    execv(path, argv);
+    snprintf(report->warning, sizeof report->warning, "cannot restart with " CORE_ENV "=%s: %s", core, strerror(errno));
+    unsetenv(CORE_ENV);
+    unsetenv(WK_BLAS_GUARD_ENV);
+}
+
 /* Only returns when it did not restart. */
 static void restart_if_better(const char *const *cores, size_t count, char **argv, struct wk_blas_report *report)
 {
@@ -253,21 +272,71 @@ static void restart_if_better(const char *const *cores, size_t count, char **arg
         if (probe(cores[i], argv) < WORTH_A_RESTART * now) {
             continue;
         }
-        char path[PATH_MAX];
-        own_path(path, sizeof path);
-        setenv(CORE_ENV, cores[i], 1);
-        setenv(WK_BLAS_GUARD_ENV, cores[i], 1);
-        setenv("OPENBLAS_NUM_THREADS", "1", 0); /* Its threads would only be started to stay idle. */
-        execv(path, argv);
-        snprintf(report->warning, sizeof report->warning, "cannot restart with " CORE_ENV "=%s: %s", cores[i],
-                 strerror(errno));
-        unsetenv(CORE_ENV);
-        unsetenv(WK_BLAS_GUARD_ENV);
+        restart_with(cores[i], argv, report);
         return;
     }
     snprintf(report->warning, sizeof report->warning,
              "OpenBLAS runs %s kernels on a processor that offers %s, and no better core type passed its check",
              report->core, report->best);
+}
+
+/* --- what the run knows already --- */
+
+struct verdict { /* Of a process that has checked the kernels: which ones, and how fast they were. */
+    char core[32];
+    double gflops;
+};
+
+/* The same processor, library and way of starting have the same verdict. */
+static bool open_verdict(struct wk_cache_entry *entry, struct verdict *known)
+{
+    char facts[256], name[64], text[64] = "";
+    unsigned brand[12] = {0};
+#if defined(__x86_64__)
+    for (unsigned i = 0; i < 3; i++) {
+        unsigned *part = brand + 4 * (size_t)i;
+        (void)__get_cpuid(0x80000002u + i, &part[0], &part[1], &part[2], &part[3]);
+    }
+#endif
+    snprintf(facts, sizeof facts, "%.48s %s %s", (const char *)brand, wk_blas_best_core(), openblas_get_config());
+    snprintf(name, sizeof name, "kernels-%016llx", (unsigned long long)dl_hash64(facts, strlen(facts), 0));
+    if (!wk_cache_open(name, entry)) {
+        return false;
+    }
+    DL_AUTO_FILE FILE *file = fopen(entry->path, "re");
+    bool is_known = file != NULL && fgets(text, sizeof text, file) != NULL &&
+                    sscanf(text, "%31s %lf\n", known->core, &known->gflops) == 2;
+    if (!is_known) {
+        known->core[0] = 0;
+    }
+    return true;
+}
+
+static void leave_verdict(const struct wk_cache_entry *entry, const struct wk_blas_report *report)
+{
+    char text[64];
+    int length = snprintf(text, sizeof text, "%s %.1f\n", report->core, report->gflops);
+    (void)wk_cache_put(entry, text, (size_t)length); /* Else the next one checks, too. */
+}
+
+/* Only returns when there is no need to restart, or no way. */
+static enum dl_rc check_kernels(char **argv, struct wk_blas_report *report, struct dl_err *err)
+{
+    bool slow = wk_blas_core_level(report->core) < wk_blas_core_level(report->best);
+    if (slow && report->user_set) {
+        snprintf(report->warning, sizeof report->warning,
+                 CORE_ENV "=%s makes matrix products slow: this processor offers %s; unset it, or set it to that",
+                 getenv(CORE_ENV), report->best);
+    } else if (slow && !report->restarted && getenv(WK_BLAS_KEEP_ENV) == NULL) {
+        const char *const cores[] = {report->best, "SkylakeX", "Haswell"};
+        restart_if_better(cores, DL_COUNT_OF(cores), argv, report);
+    }
+    double error;
+    enum dl_rc rc = wk_blas_verify(&error, err);
+    if (rc == DL_OK) {
+        report->gflops = wk_blas_measure(20);
+    }
+    return rc;
 }
 
 enum dl_rc wk_blas_init(int argc, char **argv, struct wk_blas_report *report, struct dl_err *err)
@@ -283,19 +352,23 @@ enum dl_rc wk_blas_init(int argc, char **argv, struct wk_blas_report *report, st
     snprintf(report->best, sizeof report->best, "%s", wk_blas_best_core());
     report->restarted = set != NULL && guard != NULL && strcmp(set, guard) == 0;
     report->user_set = set != NULL && !report->restarted;
-    bool slow = wk_blas_core_level(report->core) < wk_blas_core_level(report->best);
-    if (slow && report->user_set) {
-        snprintf(report->warning, sizeof report->warning,
-                 CORE_ENV "=%s makes matrix products slow: this processor offers %s; unset it, or set it to that", set,
-                 report->best);
-    } else if (slow && !report->restarted && getenv(WK_BLAS_KEEP_ENV) == NULL) {
-        const char *const cores[] = {report->best, "SkylakeX", "Haswell"};
-        restart_if_better(cores, DL_COUNT_OF(cores), argv, report);
+    struct wk_cache_entry entry;
+    struct verdict known = {.core = ""};
+    bool is_cached = !report->user_set && getenv(WK_BLAS_KEEP_ENV) == NULL && open_verdict(&entry, &known);
+    if (is_cached && known.core[0] != 0 && strcasecmp(known.core, report->core) != 0 && !report->restarted) {
+        restart_with(known.core, argv, report);
     }
-    double error;
-    enum dl_rc rc = wk_blas_verify(&error, err);
-    if (rc == DL_OK) {
-        report->gflops = wk_blas_measure(20);
+    if (is_cached && strcasecmp(known.core, report->core) == 0) {
+        wk_cache_close(&entry);
+        report->gflops = known.gflops;
+        return DL_OK;
+    }
+    enum dl_rc rc = check_kernels(argv, report, err);
+    if (is_cached) {
+        if (rc == DL_OK && report->warning[0] == 0) {
+            leave_verdict(&entry, report);
+        }
+        wk_cache_close(&entry);
     }
     return rc;
 }

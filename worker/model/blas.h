@@ -2,7 +2,8 @@
  *
  * OpenBLAS chooses its kernels when it is loaded and does not know processors newer than itself; the choice can be
  * changed only through OPENBLAS_CORETYPE before the program starts. So the process checks, and restarts itself once
- * with a better setting where that passes. Call from the main thread, before any other thread exists. */
+ * with a better setting where that passes. Processes of a run do so once for all of them, where they have a cache
+ * (worker/data/cache.h). Call from the main thread, before any other thread exists. */
 #ifndef WK_MODEL_BLAS_H
 #define WK_MODEL_BLAS_H
 
