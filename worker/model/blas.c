@@ -287,10 +287,18 @@ struct verdict { /* Of a process that has checked the kernels: which ones, and h
     double gflops;
 };
 
-/* The same processor, library and way of starting have the same verdict. */
+static bool read_verdict(const char *path, struct verdict *known)
+{
+    char text[64];
+    DL_AUTO_FILE FILE *file = fopen(path, "re");
+    return file != NULL && fgets(text, sizeof text, file) != NULL &&
+           sscanf(text, "%31s %lf\n", known->core, &known->gflops) == 2;
+}
+
+/* The same processor and library have the same verdict. `known->core` is empty when there is none yet. */
 static bool open_verdict(struct wk_cache_entry *entry, struct verdict *known)
 {
-    char facts[256], name[64], text[64] = "";
+    char facts[256], name[64];
     unsigned brand[12] = {0};
 #if defined(__x86_64__)
     for (unsigned i = 0; i < 3; i++) {
@@ -303,10 +311,7 @@ static bool open_verdict(struct wk_cache_entry *entry, struct verdict *known)
     if (!wk_cache_open(name, entry)) {
         return false;
     }
-    DL_AUTO_FILE FILE *file = fopen(entry->path, "re");
-    bool is_known = file != NULL && fgets(text, sizeof text, file) != NULL &&
-                    sscanf(text, "%31s %lf\n", known->core, &known->gflops) == 2;
-    if (!is_known) {
+    if (!read_verdict(entry->path, known)) {
         known->core[0] = 0;
     }
     return true;
