@@ -78,6 +78,7 @@ void sim_conn_up(struct sim_world *world, uint32_t c, struct sim_packet *packet)
 {
     struct sim_conn *conn = world->conns[c];
     if (packet != NULL) {
+        packet->number = ++conn->up_sent;
         sim_at(world, arrival(world, conn, &conn->up_clear_ns), SIM_UP, c, 0, 0, packet);
     }
 }
@@ -86,7 +87,18 @@ void sim_conn_down(struct sim_world *world, uint32_t c, struct sim_packet *packe
 {
     struct sim_conn *conn = world->conns[c];
     if (packet != NULL) {
+        packet->number = ++conn->down_sent;
         sim_at(world, arrival(world, conn, &conn->down_clear_ns), SIM_DOWN, c, 0, 0, packet);
+    }
+}
+
+void sim_conn_arrived(struct sim_world *world, uint32_t c, bool up, const struct sim_packet *packet)
+{
+    struct sim_conn *conn = world->conns[c];
+    uint64_t *arrived = up ? &conn->up_arrived : &conn->down_arrived;
+    if (packet->number != ++*arrived) {
+        sim_fail(world, "connection %u: packet %llu came when %llu was due", c, (unsigned long long)packet->number,
+                 (unsigned long long)*arrived);
     }
 }
 

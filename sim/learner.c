@@ -383,6 +383,7 @@ void sim_learner_packet(struct sim_world *world, uint32_t c, const struct sim_pa
     if (!conn->link_open || !learner->alive || learner->conns[conn->shard] != c) {
         return;
     }
+    sim_conn_arrived(world, c, false, packet);
     wk_link_on_heard(learner->link, world->now_ns, conn->shard);
     if (packet->chunk) {
         take_chunk(world, c, packet);

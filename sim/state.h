@@ -53,6 +53,7 @@ enum sim_kind {
 
 struct sim_packet {
     bool chunk, intact;
+    uint64_t number; /* Of its connection and direction: it is the next one there, or none comes any more. */
     uint64_t transfer, offset, content;
     uint32_t chunk_bytes;
     size_t size;
@@ -64,6 +65,7 @@ struct sim_conn {
     uint64_t incarnation, epoch; /* Of its two ends. */
     bool link_open, syncer_open;
     int64_t up_clear_ns, down_clear_ns; /* Nothing arrives before what was sent earlier. */
+    uint64_t up_sent, up_arrived, down_sent, down_arrived;
     int64_t blocked_until_ns;
     /* The syncer's end. */
     uint32_t member;
@@ -233,6 +235,8 @@ struct sim_packet *sim_packet_encode(struct sim_world *world, const struct dl_wi
 const struct dl_wire_message *sim_packet_decode(struct sim_world *world, const struct sim_packet *packet);
 void sim_conn_up(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
 void sim_conn_down(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
+/* Its end, which lives, takes a packet: they come in the order in which they were sent, and none is missing. */
+void sim_conn_arrived(struct sim_world *world, uint32_t conn, bool up, const struct sim_packet *packet);
 /* One end closes it: the other hears of it after the delay, once what was sent before has arrived. */
 void sim_conn_close(struct sim_world *world, uint32_t conn, bool by_learner);
 void sim_conn_cut(struct sim_world *world, uint32_t conn);

@@ -447,6 +447,7 @@ void sim_syncer_packet(struct sim_world *world, uint32_t c, const struct sim_pac
     if (!conn->syncer_open || !syncer->alive || conn->epoch != syncer->epoch) {
         return;
     }
+    sim_conn_arrived(world, c, true, packet);
     const struct dl_wire_message *message = packet->chunk ? NULL : sim_packet_decode(world, packet);
     if (conn->member == SY_NO_MEMBER) {
         if (message != NULL && message->type == DL_WIRE_HELLO) {

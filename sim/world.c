@@ -237,7 +237,8 @@ static void fault_pause(struct sim_world *world, const struct sim_event *event)
 {
     world->counts.pauses++;
     int64_t *until_ns = &world->syncers[event->a].paused_until_ns;
-    *until_ns = DL_MAX(*until_ns, world->now_ns + sim_ns(sim_uniform(&world->rng, 0, world->faults.pause_seconds)));
+    double seconds = sim_uniform(&world->rng, 0, world->faults.pause_seconds);
+    *until_ns = DL_MAX(*until_ns, world->now_ns + sim_ns(seconds)); /* What is held comes in order at one time. */
     again(world, event, world->faults.pause_mean_seconds);
 }
 

@@ -74,6 +74,12 @@ void dl_planted(char *to, const char *from)
     strcpy(to, from);
 }'
 expect RED "banned: strcpy" gate banned
+plant 'unsigned dl_planted(struct dl_rng *rng);
+unsigned dl_planted(struct dl_rng *rng)
+{
+    return DL_MAX(1u, (unsigned)dl_rng_below(rng, 3));
+}'
+expect RED "banned: a draw that is drawn twice" gate banned
 rm "$copy/$file"
 expect GREEN "headers without a fault" gate headers common/planted.h
 printf 'size_t dl_planted(uint32_t x);\n' > "$copy/common/planted.h"
