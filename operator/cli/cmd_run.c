@@ -21,6 +21,7 @@ static const char help[] =
     "  --resume RUN         go on in this run folder, where it was: same token and state; JOB.yaml may be left out, "
     "or\n"
     "                       change what can be changed (learners, budget, ...; docs/job-reference.md)\n"
+    "  --tls                over TLS 1.3, with certificates made for this run (RUN/tls)\n"
     "  --no-tty             plain lines instead of the live view\n"
     "  --chaos LIST         disturbances by progress of the budget, e.g. kill@35%:2,join@55%\n"
     "                       kill@P%[:ID] kill-syncer@P%[:SHARD] join@P%[:COUNT] leave@P%[:COUNT]\n"
@@ -78,7 +79,7 @@ struct arguments {
 
 static int parse(int argc, char **argv, struct arguments *out)
 {
-    enum { DIR_OPTION = 256, RESUME, NO_TTY, CHAOS, SAMPLE, RESULTS, LOG_LEVEL, LEARNER_ARG, BIN_DIR, HELP };
+    enum { DIR_OPTION = 256, RESUME, NO_TTY, CHAOS, SAMPLE, RESULTS, LOG_LEVEL, LEARNER_ARG, BIN_DIR, TLS, HELP };
     static const struct option options[] = {
         {"dir", required_argument, NULL, DIR_OPTION},
         {"resume", required_argument, NULL, RESUME},
@@ -89,6 +90,7 @@ static int parse(int argc, char **argv, struct arguments *out)
         {"log-level", required_argument, NULL, LOG_LEVEL},
         {"bin-dir", required_argument, NULL, BIN_DIR},
         {"learner-arg", required_argument, NULL, LEARNER_ARG},
+        {"tls", no_argument, NULL, TLS},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
     };
@@ -105,6 +107,7 @@ static int parse(int argc, char **argv, struct arguments *out)
         case SAMPLE: out->run.sample = optarg; break;
         case RESULTS: out->run.results = optarg; break;
         case LOG_LEVEL: out->run.log_level = optarg; break;
+        case TLS: out->run.tls = true; break;
         case BIN_DIR: out->bin_dir = optarg; break;
         case LEARNER_ARG:
             if (out->run.learner_argument_count == OP_LEARNER_ARGUMENTS_MAX) {

@@ -26,6 +26,7 @@ struct source {
     struct op_rundir dir;
     bool is_url;
     const char *url;
+    const char *ca; /* Of an https URL; NULL: the system's. */
 };
 
 static enum dl_rc source_open(const char *wanted, struct source *out, struct dl_err *err)
@@ -85,7 +86,7 @@ static enum dl_rc view_from_poller(struct op_poller *poller, uint32_t count, str
 }
 
 /* One URL a shard, separated by commas. */
-static enum dl_rc view_from_url(const char *urls, struct op_view *view, struct dl_err *err)
+static enum dl_rc view_from_url(const char *urls, const char *ca, struct op_view *view, struct dl_err *err)
 {
     DL_AUTO_FREE char *copy = strdup(urls);
     char *parts[DL_SPEC_SHARDS_MAX];
@@ -103,6 +104,7 @@ static enum dl_rc view_from_url(const char *urls, struct op_view *view, struct d
     }
     struct op_poller *poller = NULL;
     enum dl_rc rc = op_poller_new(count, &poller, err);
+    rc = rc == DL_OK && ca != NULL ? op_poller_set_ca(poller, ca, err) : rc;
     for (uint32_t i = 0; rc == DL_OK && i < count; i++) {
         rc = op_poller_set_address(poller, i, parts[i], err);
     }
@@ -114,7 +116,7 @@ static enum dl_rc view_from_url(const char *urls, struct op_view *view, struct d
 static enum dl_rc source_read(const struct source *source, struct op_view *view, struct dl_err *err)
 {
     if (source->is_url) {
-        return view_from_url(source->url, view, err);
+        return view_from_url(source->url, source->ca, view, err);
     }
     DL_AUTO_FREE char *text = NULL;
     enum dl_rc rc = read_run(source, &text, err);
@@ -150,16 +152,20 @@ static bool wants_help(int argc, char **argv, const char *text)
 int op_cmd_status(int argc, char **argv)
 {
     if (wants_help(argc, argv,
-                   "diloco status [RUN|URL] [--json]: where a run stands. RUN: a run folder (default: the newest below "
+                   "diloco status [RUN|URL] [--json] [--tls-ca FILE]: where a run stands. RUN: a run folder (default: "
+                   "the newest below "
                    "./runs);\n"
-                   "URL: http://HOST:PORT of a syncer, several shards separated by commas.")) {
+                   "URL: http://HOST:PORT of a syncer, several shards separated by commas;\n"
+                   "https://... with --tls-ca, or an authority that the system knows.")) {
         return DL_EXIT_OK;
     }
-    const char *wanted = NULL;
+    const char *wanted = NULL, *ca = NULL;
     bool is_json = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0) {
             is_json = true;
+        } else if (strcmp(argv[i], "--tls-ca") == 0 && i + 1 < argc) {
+            ca = argv[++i];
         } else if (argv[i][0] == '-' || wanted != NULL) {
             return op_cli_usage("status", "what is '%s'?", argv[i]);
         } else {
@@ -170,6 +176,7 @@ int op_cmd_status(int argc, char **argv)
     struct source source;
     struct op_view *view = NULL;
     enum dl_rc rc = source_open(wanted, &source, &err);
+    source.ca = ca;
     rc = rc == DL_OK ? op_view_new(&view, &err) : rc;
     rc = rc == DL_OK ? source_read(&source, view, &err) : rc;
     if (rc == DL_OK && is_json) {

@@ -23,6 +23,7 @@ struct command { /* A command line with room for the texts made for it. */
     char numbers[4][32];
     size_t number_count;
     char job[OP_PATH_MAX], token[OP_PATH_MAX], extra[OP_PATH_MAX], more[OP_PATH_MAX];
+    char certificate[OP_PATH_MAX], key[OP_PATH_MAX];
     char endpoints[ENDPOINT_BYTES_MAX];
     char listen[64];
 };
@@ -45,6 +46,18 @@ static void number_option(struct command *command, const char *name, uint32_t va
     char *text = command->numbers[command->number_count++];
     snprintf(text, sizeof command->numbers[0], "%u", value);
     option(command, name, text);
+}
+
+/* That of one who signs itself `name`, "syncer" or "worker". */
+static void certificate_options(const struct op_supervisor *s, const char *name, struct command *command)
+{
+    char file[32];
+    snprintf(file, sizeof file, "tls/%s.pem", name);
+    op_rundir_path(&s->dir, file, command->certificate);
+    snprintf(file, sizeof file, "tls/%s.key", name);
+    op_rundir_path(&s->dir, file, command->key);
+    option(command, "--tls-cert", command->certificate);
+    option(command, "--tls-key", command->key);
 }
 
 static void syncer_command(const struct op_supervisor *s, const struct op_child *child, struct command *command)
@@ -72,6 +85,9 @@ static void syncer_command(const struct op_supervisor *s, const struct op_child 
     op_rundir_path(&s->dir, name, command->more);
     unlink(command->more);
     option(command, "--port-file", command->more);
+    if (s->ca[0] != 0) {
+        certificate_options(s, "syncer", command);
+    }
     option(command, "--log-level", s->options->log_level);
 }
 
@@ -83,11 +99,15 @@ static void worker_command(const struct op_supervisor *s, const struct op_child 
     option(command, "--job", command->job);
     size_t used = 0;
     for (uint32_t i = 0; i < s->spec->syncer.shards; i++) {
-        used += (size_t)snprintf(command->endpoints + used, sizeof command->endpoints - used, "%sws://%s",
-                                 i > 0 ? "," : "", s->addresses[i]);
+        used += (size_t)snprintf(command->endpoints + used, sizeof command->endpoints - used, "%sws%s://%s",
+                                 i > 0 ? "," : "", s->ca[0] != 0 ? "s" : "", s->addresses[i]);
     }
     option(command, "--endpoints", command->endpoints);
     option(command, "--token-file", command->token);
+    if (s->ca[0] != 0) {
+        option(command, "--tls-ca", s->ca);
+        certificate_options(s, "worker", command);
+    }
     option(command, "--uid", child->uid);
     option(command, "--log-level", s->options->log_level);
     if (!is_learner) {

@@ -34,6 +34,7 @@ struct shard {
 struct op_poller {
     CURLM *multi;
     uint32_t shard_count;
+    const char *scheme;         /* Of addresses without one. */
     struct curl_slist *headers; /* Of commands. */
     int64_t interval_ns;
     struct shard *shards;
@@ -108,6 +109,7 @@ enum dl_rc op_poller_new(uint32_t shards, struct op_poller **out, struct dl_err 
         poller->shards = calloc(shards, sizeof *poller->shards);
         poller->multi = curl_multi_init();
         poller->interval_ns = INTERVAL_DEFAULT_NS;
+        poller->scheme = "http://";
     }
     bool is_ready = poller != NULL && poller->shards != NULL && poller->multi != NULL;
     for (uint32_t i = 0; is_ready && i < shards; i++) {
@@ -158,6 +160,18 @@ static void forget_command(struct op_poller *poller, struct shard *shard)
     shard->command.next_ns = 0;
 }
 
+enum dl_rc op_poller_set_ca(struct op_poller *poller, const char *ca, struct dl_err *err)
+{
+    bool is_set = true;
+    for (uint32_t i = 0; is_set && i < poller->shard_count; i++) {
+        const struct shard *shard = &poller->shards[i];
+        is_set = curl_easy_setopt(shard->easy, CURLOPT_CAINFO, ca) == CURLE_OK &&
+                 curl_easy_setopt(shard->command.easy, CURLOPT_CAINFO, ca) == CURLE_OK;
+    }
+    poller->scheme = "https://";
+    return is_set ? DL_OK : dl_err_set(err, DL_ENOMEM, "no memory for the path of %s", ca);
+}
+
 enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const char *address, struct dl_err *err)
 {
     struct shard *shard = &poller->shards[index];
@@ -176,7 +190,8 @@ enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t index, const
     while (length > 0 && address[length - 1] == '/') {
         length--;
     }
-    int needed = snprintf(shard->base, sizeof shard->base, "%s%.*s", is_url ? "" : "http://", (int)length, address);
+    int needed =
+        snprintf(shard->base, sizeof shard->base, "%s%.*s", is_url ? "" : poller->scheme, (int)length, address);
     snprintf(shard->url, sizeof shard->url, "%s/status", shard->base);
     if (needed < 0 || (size_t)needed >= sizeof shard->base ||
         curl_easy_setopt(shard->easy, CURLOPT_URL, shard->url) != CURLE_OK) {

@@ -21,6 +21,9 @@ struct op_poller; /* Opaque. */
 DL_MUST_CHECK enum dl_rc op_poller_new(uint32_t shards, struct op_poller **out, struct dl_err *err);
 void op_poller_free(struct op_poller *poller); /* NULL is fine. */
 
+/* Addresses are https from now on, and certificates are checked against the authorities in file `ca` (absolute). */
+DL_MUST_CHECK enum dl_rc op_poller_set_ca(struct op_poller *poller, const char *ca, struct dl_err *err);
+
 /* Where shard `shard` answers ("127.0.0.1:4711", or a whole URL up to the host); NULL or "": not known, do not ask. */
 DL_MUST_CHECK enum dl_rc op_poller_set_address(struct op_poller *poller, uint32_t shard, const char *address,
                                                struct dl_err *err);

@@ -1,6 +1,6 @@
 /* op_rundir: the folder of one run on this machine, and small files in it.
  *
- *     job.json token logs/ ports/ cache/ state/shard-I/ final/ status.json events.jsonl report.md report.json control.sock
+ *     job.json token tls/ logs/ ports/ cache/ state/shard-I/ final/ status.json events.jsonl report.md report.json control.sock
  *
  * Does file I/O; one thread. Layer operator/local. */
 #ifndef OP_LOCAL_RUNDIR_H

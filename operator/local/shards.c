@@ -9,6 +9,7 @@
 #include "common/buf.h"
 #include "common/mem.h"
 #include "common/spec.h"
+#include "operator/local/certificates.h"
 
 #define TIMEOUT_MS 10000L
 #define ANSWER_BYTES_MAX (4u << 20)
@@ -33,8 +34,9 @@ static size_t on_body(char *bytes, size_t size, size_t count, void *context)
     return size * count;
 }
 
-static enum dl_rc perform(CURL *easy, const char *url, const char *authorization, bool post, struct dl_buf *body,
-                          long *status, struct dl_err *err)
+/* `ca` "": the run speaks no TLS. */
+static enum dl_rc perform(CURL *easy, const char *url, const char *ca, const char *authorization, bool post,
+                          struct dl_buf *body, long *status, struct dl_err *err)
 {
     char why[CURL_ERROR_SIZE] = "";
     struct curl_slist *headers = curl_slist_append(NULL, authorization);
@@ -46,6 +48,9 @@ static enum dl_rc perform(CURL *easy, const char *url, const char *authorization
     curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, TIMEOUT_MS);
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(easy, CURLOPT_PROXY, "");
+    if (ca[0] != 0) {
+        curl_easy_setopt(easy, CURLOPT_CAINFO, ca);
+    }
     if (post) {
         curl_easy_setopt(easy, CURLOPT_POST, 1L);
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE, 0L);
@@ -61,7 +66,8 @@ static enum dl_rc perform(CURL *easy, const char *url, const char *authorization
 enum dl_rc op_shard_ask(const struct op_rundir *dir, uint32_t shard, bool post, const char *path, char **out,
                         struct dl_err *err)
 {
-    char name[48], file[OP_PATH_MAX], url[1024], token[OP_TOKEN_BYTES_MAX], authorization[OP_TOKEN_BYTES_MAX + 32];
+    char name[48], file[OP_PATH_MAX], ca[OP_PATH_MAX], url[1024], token[OP_TOKEN_BYTES_MAX],
+        authorization[OP_TOKEN_BYTES_MAX + 32];
     DL_AUTO_FREE char *address = NULL;
     size_t size = 0;
     snprintf(name, sizeof name, "ports/shard-%u", shard);
@@ -75,12 +81,13 @@ enum dl_rc op_shard_ask(const struct op_rundir *dir, uint32_t shard, bool post, 
     if (easy == NULL) {
         return rc != DL_OK ? rc : dl_err_set(err, DL_ENOMEM, "asking shard %u: no memory", shard);
     }
-    snprintf(url, sizeof url, "http://%.*s%s", (int)strcspn(address, "\r\n"), address, path);
+    bool is_tls = op_certificates_there(dir, ca);
+    snprintf(url, sizeof url, "http%s://%.*s%s", is_tls ? "s" : "", (int)strcspn(address, "\r\n"), address, path);
     snprintf(authorization, sizeof authorization, "Authorization: Bearer %s", token);
     struct dl_buf body;
     long status = 0;
     dl_buf_init(&body, ANSWER_BYTES_MAX);
-    rc = perform(easy, url, authorization, post, &body, &status, err);
+    rc = perform(easy, url, ca, authorization, post, &body, &status, err);
     curl_easy_cleanup(easy);
     char *text = dl_buf_take(&body);
     if (rc == DL_OK && (text == NULL || status / 100 != 2)) {

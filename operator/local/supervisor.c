@@ -14,6 +14,7 @@
 #include "common/env.h"
 #include "common/exit_codes.h"
 #include "common/mem.h"
+#include "operator/local/certificates.h"
 #include "operator/local/process.h"
 #include "operator/local/supervisor_internal.h"
 
@@ -109,6 +110,19 @@ static enum dl_rc share_cache(const struct op_supervisor *s, struct dl_err *err)
     return setenv(DL_ENV_CACHE, path, 1) == 0 ? DL_OK : dl_err_set(err, DL_ENOMEM, "no memory for the environment");
 }
 
+static enum dl_rc secure(struct op_supervisor *s, struct dl_err *err)
+{
+    bool is_there = op_certificates_there(&s->dir, s->ca);
+    if (!is_there && s->options->tls) {
+        enum dl_rc rc = op_certificates_make(&s->dir, err);
+        if (rc != DL_OK) {
+            return rc;
+        }
+        is_there = op_certificates_there(&s->dir, s->ca);
+    }
+    return is_there ? op_poller_set_ca(s->poller, s->ca, err) : DL_OK;
+}
+
 static enum dl_rc show_token(struct op_supervisor *s, struct dl_err *err)
 {
     char token[OP_TOKEN_BYTES_MAX];
@@ -145,6 +159,7 @@ static enum dl_rc set_up(struct op_supervisor *s, struct dl_err *err)
     rc = rc == DL_OK ? open_folder(s, err) : rc;
     rc = rc == DL_OK ? share_cache(s, err) : rc;
     rc = rc == DL_OK ? op_events_open(&s->events, &s->dir, s->start_ns, err) : rc;
+    rc = rc == DL_OK ? secure(s, err) : rc;
     rc = rc == DL_OK ? show_token(s, err) : rc;
     rc = rc == DL_OK ? write_job(s, err) : rc;
     rc = rc == DL_OK ? op_control_open(&s->control, &s->dir, err) : rc;

@@ -25,6 +25,7 @@ struct op_run_options {
     const char *results;   /* JSON file of measures, or NULL. */
     const char *sample;    /* Prompt of a sample at the end, or NULL. */
     bool plain;            /* Lines even on a terminal. */
+    bool tls;              /* Over TLS, with an authority of its own. A run that was begun so stays so. */
     struct op_chaos chaos;
     const char *learner_arguments[OP_LEARNER_ARGUMENTS_MAX]; /* Appended to each learner's command line. */
     uint32_t learner_argument_count;

@@ -75,7 +75,8 @@ struct op_supervisor {
     char addresses[DL_SPEC_SHARDS_MAX][64]; /* "127.0.0.1:4711"; "" until known. */
     uint32_t replicas, threads;
     int signal_fd, lock_fd;
-    uint32_t life; /* How often the run was begun: 1, and one more with every resume. */
+    char ca[OP_PATH_MAX]; /* Authority of the run's certificates (op_certificates); "": no TLS. */
+    uint32_t life;        /* How often the run was begun: 1, and one more with every resume. */
     uint32_t interrupts;
     int64_t start_ns, now_ns, end_ns;
     int64_t first_step_ns; /* When a learner was first seen to have made a step; 0: not yet. */

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""The syncer over TLS 1.3: the same protocol, client certificates, health probes on a plain port."""
+"""TLS 1.3: the syncer's protocol, client certificates, health probes on a plain port; and `diloco run --tls`."""
 import pathlib
 import ssl
 import subprocess
 import sys
 import urllib.request
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "lib"))
 import client as c  # noqa: E402
 from client import Client, Learner, drive  # noqa: E402
-from ensemble import Ensemble, Failure, check, main, manifest  # noqa: E402
+from ensemble import TEXT, Ensemble, Failure, check, main, manifest  # noqa: E402
+from test_resume import resume  # noqa: E402
+from test_run import ENDLESS, PACED, Run, wait  # noqa: E402
 
 ROWS = 2048  # 2 MiB a fragment: several chunks.
 
@@ -113,5 +116,51 @@ def test_client_certificates(build):
         check(get(e, "/readyz") == "ready\n", "health probes show no certificate")
 
 
+def speaks_only_tls(run):
+    """The run's syncer, asked from outside; and its certificate is checked."""
+    address = wait((run.dir / "ports/shard-0").read_text, 20, "the port").strip()
+    ca = run.dir / "tls/ca.pem"
+    strict = ssl.create_default_context(cafile=ca)
+    strict.verify_flags |= ssl.VERIFY_X509_STRICT
+    strict.minimum_version = ssl.TLSVersion.TLSv1_3
+    for host in (address, "localhost:" + address.rsplit(":", 1)[1]):
+        with urllib.request.urlopen(f"https://{host}/healthz", context=strict, timeout=5) as answer:
+            check(answer.read() == b"ok\n", f"{host} over TLS")
+    for url, context in ((f"http://{address}/healthz", None), (f"https://{address}/healthz", ssl.create_default_context())):
+        try:
+            urllib.request.urlopen(url, context=context, timeout=5).close()
+        except OSError:  # urllib's errors are of this kind, too.
+            continue
+        raise Failure(f"{url} was answered without the run's authority")
+    check("learners" in run.ask("status", f"https://{address}", "--tls-ca", str(ca)), "status of a URL")
+    check("no syncer answers" in run.ask("status", f"https://{address}", code=1), "nor does status trust just anyone")
+
+
+def test_run_over_tls(build):
+    """T4: certificates of the run's own; kills, recovery from a peer, a checkpoint and a resume as without TLS."""
+    job = manifest(TEXT, syncer={"shards": 2}, learners={"replicas": 3}, **ENDLESS)
+    with Run(build, job, [*PACED, "--tls"]) as run:
+        run.training(3)
+        speaks_only_tls(run)
+        for name in ("syncer", "worker"):
+            check((run.dir / f"tls/{name}.key").stat().st_mode & 0o777 == 0o600, "others may read a key")
+            openssl("verify", "-x509_strict", "-CAfile", run.dir / "tls/ca.pem", run.dir / f"tls/{name}.pem")
+        check(not (run.dir / "tls/ca.key").exists(), "the authority's key is left behind")
+        check("tls=1.3" in (run.dir / "logs/syncer-1.log").read_text(), "a shard speaks no TLS")
+        run.ask("kill", "run", "learner", "1")
+        wait(lambda: run.has_event("took over the state of learner", "learner-1"), 40, "recovery from a peer over TLS")
+        check(run.ask("checkpoint", "run").startswith("checkpoint"), "no checkpoint")
+        before = (run.dir / "tls/ca.pem").read_bytes()
+        merged = run.status()["round"]
+        run.process.kill()
+        wait(lambda: not run.pids(), 10, "the end of all processes")
+        resume(run, *PACED)  # As it was begun: nobody has to say --tls again.
+        wait(lambda: run.status()["round"] > merged, 60, "rounds after the resume")
+        check((run.dir / "tls/ca.pem").read_bytes() == before, "another authority after the resume")
+        speaks_only_tls(run)
+        run.ask("stop", "run")
+        run.exit(60)
+
+
 if __name__ == "__main__":
-    main([test_rounds_over_tls, test_client_certificates])
+    main([test_rounds_over_tls, test_client_certificates, test_run_over_tls])
