@@ -8,7 +8,8 @@
 #   make integration    tests with real processes on loopback only
 #   make sanitize       unit tests under address, undefined and thread sanitizers
 #   make test-compat    open our weights in transformers (own venv from PyPI, 5.6 GB)
-#   make bench          benchmarks, compared with yardsticks in the same run; figures in build/results/
+#   make bench          benchmarks beside yardsticks in the same run, against goals and the stored baseline (ONLY="merge start":
+#                       only these); figures in build/results/; make bench-baseline stores them as the baseline
 #   make bench-operator the operator against 1,000 jobs and 10,000 pods in a real API server (root; YARDSTICK=1: and a Go controller)
 #   make bench-deps     PyTorch as the trainer's yardstick (the same venv)
 #   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
@@ -78,7 +79,7 @@ INTEGRATION := $(sort $(wildcard tests/integration/test_*.py tests/integration/t
 
 ARCHIVES := $(foreach c,$(COMPONENTS),$(if $(SRC_$(c)),$(BUILD)/lib/$(c).a))
 
-.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-deps experiment experiment-long lint lint-selftest manifests \
+.PHONY: all programs library help deps demo test unit integration sanitize test-compat bench bench-baseline bench-deps experiment experiment-long lint lint-selftest manifests \
   bench-operator images test-cluster demo-cluster install clean FORCE
 all: programs library
 programs: $(PROGRAMS)
@@ -192,11 +193,18 @@ test-compat bench-deps: $(TOOL_BIN)
 	@tests/deps.sh build test
 	@tests/compat/test_transformers.sh --build $(BUILD)
 
-bench: programs library $(BENCH_BIN) $(TOOL_BIN)
+# One that fails is named, and the others go on.
+ONLY ?=
+BENCH_WANTED := $(if $(ONLY),$(ONLY),$(BENCH_BIN:$(BUILD)/bench/%=%) recovery)
+BENCH_RUN := $(patsubst %,$(BUILD)/bench/%,$(filter-out recovery,$(BENCH_WANTED)))
+bench bench-baseline: programs library $(BENCH_RUN) $(TOOL_BIN)
 	@mkdir -p build/results
-	@for bench in $(BENCH_BIN); do echo "== $$(basename $$bench)"; $$bench || exit 1; done
-	@echo "== recovery"; /usr/bin/python3 tests/bench/bench_recovery.py --build $(BUILD)
-	@tests/bench/collect.py build/results
+	@for bench in $(BENCH_RUN); do \
+	  name=$$(basename $$bench); echo "== $$name"; $$bench || echo "FAILED: $$name; what is left are figures of an earlier run"; done
+	@$(if $(filter recovery,$(BENCH_WANTED)),echo "== recovery"; \
+	  /usr/bin/python3 tests/bench/bench_recovery.py --build $(BUILD) || echo "FAILED: recovery")
+	@/usr/bin/python3 tests/bench/collect.py build/results --baseline tests/bench/baseline.json --only $(ONLY) \
+	  $(if $(filter %-baseline,$@)$(filter write,$(BASELINE)),--write --document docs/performance.md)
 
 bench-operator: programs
 	@tests/deps.sh build test cluster

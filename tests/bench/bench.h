@@ -2,7 +2,7 @@
  *
  *     struct bench_report report = {0};
  *     struct bench_stats stats = bench_measure(run, &context, 2, 9);
- *     bench_add(&report, "merge_mean_1t", stats.median * 1e3, "ms", "memory_read_1t", ratio);
+ *     bench_add_spread(&report, "merge_mean_1t", bench_scale(stats, 1e3), "ms", "memory_read_1t", ratio);
  *     return bench_write(&report, "build/results/merge.json");
  *
  * Absolute figures move from machine to machine and from minute to minute: each is reported as a ratio to a yardstick
@@ -21,9 +21,20 @@
 #define BENCH_REPEATS_MAX 64
 #define BENCH_ENTRIES_MAX 128
 
-struct bench_stats { /* Seconds. */
+struct bench_stats { /* Seconds, unless it says otherwise. */
     double min, median, max;
 };
+
+static inline struct bench_stats bench_scale(struct bench_stats stats, double factor)
+{
+    return (struct bench_stats){stats.min * factor, stats.median * factor, stats.max * factor};
+}
+
+/* From times to rates: `amount` a time; the longest time is the lowest rate. */
+static inline struct bench_stats bench_rates(struct bench_stats times, double amount)
+{
+    return (struct bench_stats){amount / times.max, amount / times.median, amount / times.min};
+}
 
 static inline int bench_compare_doubles(const void *a, const void *b)
 {
@@ -106,8 +117,9 @@ bench_read(const uint8_t *const *arrays, uint32_t count, size_t begin, size_t en
 
 struct bench_entry { /* Strings are borrowed until bench_write. */
     const char *name, *unit;
-    const char *ratio_to; /* Name of the yardstick; NULL: the entry is one itself. */
-    double value, ratio;
+    const char *ratio_to;     /* Name of the yardstick; NULL: the entry is one itself. */
+    struct bench_stats value; /* `median` is the figure. */
+    double ratio;
 };
 
 struct bench_report {
@@ -115,8 +127,8 @@ struct bench_report {
     struct bench_entry entries[BENCH_ENTRIES_MAX];
 };
 
-static inline void bench_add(struct bench_report *report, const char *name, double value, const char *unit,
-                             const char *ratio_to, double ratio)
+static inline void bench_add_spread(struct bench_report *report, const char *name, struct bench_stats value,
+                                    const char *unit, const char *ratio_to, double ratio)
 {
     if (report->count == BENCH_ENTRIES_MAX) {
         fprintf(stderr, "bench: more than %d entries\n", BENCH_ENTRIES_MAX);
@@ -126,9 +138,32 @@ static inline void bench_add(struct bench_report *report, const char *name, doub
         (struct bench_entry){.name = name, .unit = unit, .ratio_to = ratio_to, .value = value, .ratio = ratio};
 }
 
-/* Writes the report as an array of {"name","value","unit","ratio_to","ratio"}; 0, or 1 with a message. */
+/* A figure that was taken once. */
+static inline void bench_add(struct bench_report *report, const char *name, double value, const char *unit,
+                             const char *ratio_to, double ratio)
+{
+    bench_add_spread(report, name, (struct bench_stats){value, value, value}, unit, ratio_to, ratio);
+}
+
+static inline void bench_print(const struct bench_report *report)
+{
+    printf("\n%-28s %12s %12s %12s\n", "figure", "min", "median", "max");
+    for (uint32_t i = 0; i < report->count; i++) {
+        const struct bench_entry *entry = &report->entries[i];
+        printf("%-28s %12.5g %12.5g %12.5g %s", entry->name, entry->value.min, entry->value.median, entry->value.max,
+               entry->unit);
+        if (entry->ratio_to != NULL) {
+            printf(", %.3g of %s", entry->ratio, entry->ratio_to);
+        }
+        putchar('\n');
+    }
+}
+
+/* Prints the report, and writes it as an array of {"name","value","min","max","unit","ratio_to","ratio"}; 0, or 1 with a
+ * message. */
 static inline int bench_write(const struct bench_report *report, const char *path)
 {
+    bench_print(report);
     mkdir("build", 0777); /* Either is there already, or fopen says what is wrong. */
     mkdir("build/results", 0777);
     FILE *file = fopen(path, "w");
@@ -139,8 +174,8 @@ static inline int bench_write(const struct bench_report *report, const char *pat
     fputs("[", file);
     for (uint32_t i = 0; i < report->count; i++) {
         const struct bench_entry *entry = &report->entries[i];
-        fprintf(file, "%s\n  {\"name\": \"%s\", \"value\": %.6g, \"unit\": \"%s\"", i == 0 ? "" : ",", entry->name,
-                entry->value, entry->unit);
+        fprintf(file, "%s\n  {\"name\": \"%s\", \"value\": %.6g, \"min\": %.6g, \"max\": %.6g, \"unit\": \"%s\"",
+                i == 0 ? "" : ",", entry->name, entry->value.median, entry->value.min, entry->value.max, entry->unit);
         if (entry->ratio_to != NULL) {
             fprintf(file, ", \"ratio_to\": \"%s\", \"ratio\": %.4g}", entry->ratio_to, entry->ratio);
         } else {

@@ -52,9 +52,8 @@ static void measure(struct bench_report *report, const char *name, void (*run)(v
     bench_measure_pair(run_read, run, context, REPEATS, &read, &stats);
     double rate = bytes / stats.median * 1e-9;
     double read_rate = ELEMENTS * 8.0 / read.median * 1e-9;
-    bench_add(report, name, rate, "GB/s of float32", "memory_read_1t", rate / read_rate);
-    printf("%-14s %6.1f GB/s (min %.1f max %.1f)  %.2f of memory_read_1t (%.1f GB/s)\n", name, rate,
-           bytes / stats.max * 1e-9, bytes / stats.min * 1e-9, rate / read_rate, read_rate);
+    bench_add_spread(report, name, bench_rates(stats, bytes * 1e-9), "GB/s of float32", "memory_read_1t",
+                     rate / read_rate);
 }
 
 int main(void)

@@ -98,7 +98,7 @@ static void restart(struct bench_report *report)
     }
     rig_stop(&rig);
     struct bench_stats stats = bench_stats_of(seconds, RESTARTS);
-    bench_add(report, "restart_to_round", stats.median, "s", "bound", stats.median / 3);
+    bench_add_spread(report, "restart_to_round", stats, "s", "bound", stats.median / 3);
     note("restart_to_round_seconds", stats.max);
 }
 

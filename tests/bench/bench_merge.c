@@ -161,9 +161,9 @@ static void measure(struct bench *bench, const char *name, enum dl_codec codec, 
     double rate = bytes / stats.median * 1e-9;
     double read_rate = (double)bench->read_bytes * LEARNERS / read.median * 1e-9;
     bench->read_rates[threads - 1][bench->read_count[threads - 1]++] = read_rate;
-    bench_add(&bench->report, name, stats.median * 1e3, "ms", yardsticks[threads - 1], rate / read_rate);
-    printf("%-20s min %7.1f  median %7.1f  max %7.1f ms   %5.1f GB/s   %.2f of %s (%.1f GB/s)\n", name, stats.min * 1e3,
-           stats.median * 1e3, stats.max * 1e3, rate, rate / read_rate, yardsticks[threads - 1], read_rate);
+    bench_add_spread(&bench->report, name, bench_scale(stats, 1e3), "ms", yardsticks[threads - 1], rate / read_rate);
+    printf("%-20s %5.1f GB/s, %.2f of %s (%.1f GB/s)\n", name, rate, rate / read_rate, yardsticks[threads - 1],
+           read_rate);
 }
 
 int main(int argc, char **argv)
@@ -191,8 +191,8 @@ int main(int argc, char **argv)
         }
     }
     for (uint32_t i = 0; i < 2; i++) {
-        double median = bench_stats_of(bench.read_rates[i], bench.read_count[i]).median;
-        bench_add(&bench.report, reads[i], median, "GB/s", NULL, 0);
+        struct bench_stats rates = bench_stats_of(bench.read_rates[i], bench.read_count[i]);
+        bench_add_spread(&bench.report, reads[i], rates, "GB/s", NULL, 0);
     }
     for (uint32_t m = 0; m < LEARNERS; m++) {
         free(bench.encoded[m]);

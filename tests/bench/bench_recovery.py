@@ -25,10 +25,13 @@ def main():
     build = options.build.resolve()
     figures = measure(build, options.mib << 20, options.rate, 15)
     note_figures(build, **figures)
-    lines = [{"name": name, "value": figures[key], "unit": "x", "ratio_to": None, "ratio": None} for name, key in (
-        ("recovery/first merged push of a joiner, to the transfer time of its state (at most 2)", "rejoin_ratio"),
-        ("recovery/the others' round rate meanwhile, to before (at least 0.95)", "others_round_rate_ratio"),
-        ("recovery/a step of the learner that serves, to before (at most 1.05)", "serving_step_ratio"))]
+    lines = [{"name": name, "value": figures[key], "unit": unit, "ratio_to": yardstick, "ratio": figures[key]}
+             for name, key, unit, yardstick in (
+                 ("recovery_first_push", "rejoin_ratio", "x", "transfer_of_state"),  # At most 2.
+                 ("recovery_others_rate", "others_round_rate_ratio", "of before", "round_rate_before"),  # At least 0.95.
+                 ("recovery_serving_step", "serving_step_ratio", "x", "step_before"))]  # At most 1.05.
+    for line in lines:
+        print(f"{line['name']:28} {line['value']:.3f} {line['unit']} ({line['ratio_to']})")
     (build.parent / "results" / "recovery.json").write_text(json.dumps(lines, indent=1) + "\n")
 
 

@@ -157,12 +157,8 @@ int main(int argc, char **argv)
     }
     struct bench_stats start = bench_stats_of(seconds, REPEATS);
     double idle = idle_mb(), syncer = size_mb("diloco-syncer"), worker = size_mb("diloco-worker");
-    printf("diloco run to the first inner step: %.2f s (%.2f .. %.2f); idle syncer %.1f MB; programs: syncer %.2f MB, "
-           "worker "
-           "%.2f MB\n",
-           start.median, start.min, start.max, idle, syncer, worker);
-    bench_add(&report, "start_seconds", start.median, "s", "limit_1_s", start.median);
-    bench_add(&report, "syncer_idle_mb", idle, "MB", NULL, 0);
+    bench_add_spread(&report, "start_seconds", start, "s", "limit_1_s", start.median);
+    bench_add(&report, "syncer_idle_mb", idle, "MB", "limit_16_mb", idle / 16);
     bench_add(&report, "syncer_binary_mb", syncer, "MB", NULL, 0);
     bench_add(&report, "worker_binary_mb", worker, "MB", NULL, 0);
     return bench_write(&report, "build/results/start.json");

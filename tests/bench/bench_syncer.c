@@ -7,7 +7,8 @@
 #include "tests/bench/syncer_rig.h"
 
 #define WARM_ROUNDS 4
-#define ROUNDS 12
+#define PARTS 4 /* Timed one by one. */
+#define PART_ROUNDS 3
 #define RAW_BYTES (UINT64_C(2) << 30)
 #define RAW_REPEATS 3
 
@@ -17,6 +18,7 @@ static const char *program;
 static struct rig rig;
 
 struct measured {
+    struct bench_stats round; /* Of the parts. */
     double round_seconds, cpu_per_gb, gb_per_round;
     struct rig_status after;
 };
@@ -28,12 +30,19 @@ static struct measured measure(const struct rig_setup *setup)
     uint64_t first = atomic_load(&rig.last_round);
     struct rig_status before = rig_read_status(&rig);
     double cpu = rig_cpu_of_syncer(&rig);
-    int64_t start = dl_now_ns();
-    rig_wait_for_round(&rig, first + ROUNDS);
-    double seconds = (double)(dl_now_ns() - start) * 1e-9;
-    double rounds = (double)(atomic_load(&rig.last_round) - first);
+    double parts[PARTS], seconds = 0, rounds = 0;
+    for (uint64_t part = 0, at = first; part < PARTS; part++) {
+        int64_t start = dl_now_ns();
+        rig_wait_for_round(&rig, at + PART_ROUNDS);
+        double took = (double)(dl_now_ns() - start) * 1e-9, made = (double)(atomic_load(&rig.last_round) - at);
+        at = atomic_load(&rig.last_round);
+        parts[part] = took / made;
+        seconds += took;
+        rounds += made;
+    }
     cpu = rig_cpu_of_syncer(&rig) - cpu;
-    struct measured m = {.round_seconds = seconds / rounds, .after = rig_read_status(&rig)};
+    struct measured m = {.round = bench_stats_of(parts, PARTS), .after = rig_read_status(&rig)};
+    m.round_seconds = seconds / rounds;
     double gb = (m.after.in - before.in + m.after.out - before.out) * 1e-9;
     m.cpu_per_gb = cpu / gb;
     m.gb_per_round = gb / rounds;
@@ -59,7 +68,7 @@ static void cost(struct bench_report *report, const char *compression, bool dura
            "commit %.1f ms\n",
            compression, durable ? "durable" : "memory", m.round_seconds * 1e3, m.gb_per_round * 1e3, m.cpu_per_gb,
            yardstick, m.after.merge * 1e3, m.after.commit * 1e3);
-    bench_add(report, names[0], m.round_seconds * 1e3, "ms", NULL, 0);
+    bench_add_spread(report, names[0], bench_scale(m.round, 1e3), "ms", NULL, 0);
     bench_add(report, names[1], m.cpu_per_gb, "s/GB", "raw_tcp_one_end", m.cpu_per_gb / yardstick);
 }
 
@@ -118,10 +127,11 @@ static double whole_round(struct bench_report *report, const char *compression, 
            m.round_seconds / floor.median);
     if (f32_seconds > 0) {
         printf("; of the f32 round: %.2f\n", m.round_seconds / f32_seconds);
-        bench_add(report, name, m.round_seconds * 1e3, "ms", "round_f32", m.round_seconds / f32_seconds);
+        bench_add_spread(report, name, bench_scale(m.round, 1e3), "ms", "round_f32", m.round_seconds / f32_seconds);
     } else {
         printf("\n");
-        bench_add(report, name, m.round_seconds * 1e3, "ms", "raw_tcp_round", m.round_seconds / floor.median);
+        bench_add_spread(report, name, bench_scale(m.round, 1e3), "ms", "raw_tcp_round",
+                         m.round_seconds / floor.median);
     }
     return m.round_seconds;
 }

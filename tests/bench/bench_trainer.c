@@ -258,12 +258,13 @@ static void run_config(const struct config *config, uint32_t threads, struct ben
     snprintf(name, sizeof names[0], "trainer_%s_%ut", config->name, threads);
     snprintf(yardstick, sizeof names[0], "pytorch_eager_%s_%ut", config->name, threads);
     struct bench_stats yard = compared ? bench_stats_of(theirs.seconds, theirs.count) : stats;
-    bench_add(report, name, tokens / stats.median, "tokens/s", compared ? yardstick : NULL, yard.median / stats.median);
+    bench_add_spread(report, name, bench_rates(stats, tokens), "tokens/s", compared ? yardstick : NULL,
+                     yard.median / stats.median);
     if (compared) {
         printf("  PyTorch eager %.0f (min %.0f, max %.0f)  ratio of medians %.2f, of best steps %.2f",
                tokens / yard.median, tokens / yard.max, tokens / yard.min, yard.median / stats.median,
                yard.min / stats.min);
-        bench_add(report, yardstick, tokens / yard.median, "tokens/s", NULL, 0);
+        bench_add_spread(report, yardstick, bench_rates(yard, tokens), "tokens/s", NULL, 0);
     }
     char *share_name = names[report->count];
     snprintf(share_name, sizeof names[0], "sgemm_share_%s_%ut", config->name, threads);

@@ -439,27 +439,31 @@ static struct cost broadcast(uint16_t port, const char *ca_file, int result)
     return (struct cost){(double)RAW_BYTES * 1e-9 / result_of(result), cpu_per_gb};
 }
 
-static void report_cost(struct bench_report *report, const char *rate_name, const char *cpu_name, struct cost cost,
-                        const char *rate_to, const char *cpu_to, struct cost yardstick)
+/* Three runs of one thing. Ratios are between the best of each: other processes of the machine can only make a run slower. */
+struct costs {
+    struct bench_stats gb_per_s, cpu_s_per_gb;
+};
+
+static struct costs costs_of(const struct cost *a, const struct cost *b, const struct cost *c)
 {
-    bench_add(report, rate_name, cost.gb_per_s, "GB/s", rate_to, cost.gb_per_s / yardstick.gb_per_s);
-    bench_add(report, cpu_name, cost.cpu_s_per_gb, "CPU s/GB", cpu_to, cost.cpu_s_per_gb / yardstick.cpu_s_per_gb);
-    printf("%-22s %6.2f GB/s (%.2f)   %-26s %6.3f CPU s/GB (%.2f)\n", rate_name, cost.gb_per_s,
-           cost.gb_per_s / yardstick.gb_per_s, cpu_name, cost.cpu_s_per_gb, cost.cpu_s_per_gb / yardstick.cpu_s_per_gb);
+    double rates[] = {a->gb_per_s, b->gb_per_s, c->gb_per_s};
+    double cpu[] = {a->cpu_s_per_gb, b->cpu_s_per_gb, c->cpu_s_per_gb};
+    return (struct costs){bench_stats_of(rates, 3), bench_stats_of(cpu, 3)};
 }
 
-static struct cost better(struct cost a, struct cost b)
-{
-    return (struct cost){DL_MAX(a.gb_per_s, b.gb_per_s), DL_MIN(a.cpu_s_per_gb, b.cpu_s_per_gb)};
-}
-
-/* The best of three: other processes of the machine can only make a run slower. */
-#define BEST(run)                                                                                                      \
+#define THRICE(run)                                                                                                    \
     ({                                                                                                                 \
-        struct cost best_ = run;                                                                                       \
-        best_ = better(best_, run);                                                                                    \
-        better(best_, run);                                                                                            \
+        struct cost first_ = run, second_ = run, third_ = run;                                                         \
+        costs_of(&first_, &second_, &third_);                                                                          \
     })
+
+static void report_costs(struct bench_report *report, const char *rate_name, const char *cpu_name, struct costs costs,
+                         const char *rate_to, const char *cpu_to, struct costs yardstick)
+{
+    bench_add_spread(report, rate_name, costs.gb_per_s, "GB/s", rate_to, costs.gb_per_s.max / yardstick.gb_per_s.max);
+    bench_add_spread(report, cpu_name, costs.cpu_s_per_gb, "CPU s/GB", cpu_to,
+                     costs.cpu_s_per_gb.min / yardstick.cpu_s_per_gb.min);
+}
 
 int main(void)
 {
@@ -493,11 +497,12 @@ int main(void)
                                                  "broadcast_cpu_tls"}};
         const char *const *name = names[with_tls], *ca = with_tls ? ca_file : NULL;
         uint16_t port = with_tls ? secure_port : plain_port;
-        struct cost raw_send = BEST(raw(port, ca, 's')), raw_receive = BEST(raw(port, ca, 'r'));
-        report_cost(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
-        report_cost(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
-        report_cost(&report, name[4], name[5], BEST(push(port, ca, result[0])), name[0], name[1], raw_send);
-        report_cost(&report, name[6], name[7], BEST(broadcast(port, ca, result[0])), name[2], name[3], raw_receive);
+        struct costs raw_send = THRICE(raw(port, ca, 's')), raw_receive = THRICE(raw(port, ca, 'r'));
+        struct costs pushed = THRICE(push(port, ca, result[0])), heard = THRICE(broadcast(port, ca, result[0]));
+        report_costs(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
+        report_costs(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
+        report_costs(&report, name[4], name[5], pushed, name[0], name[1], raw_send);
+        report_costs(&report, name[6], name[7], heard, name[2], name[3], raw_receive);
     }
     kill(peer, SIGKILL);
     waitpid(peer, NULL, 0);
