@@ -186,9 +186,9 @@ static enum sy_phase phase_of(const struct sy_core *core)
 
 /* --- time ---------------------------------------------------------------------------------------------------------- */
 
-static uint32_t wanted_learners(const struct sy_core *core)
+uint32_t sy_could_compute(const struct sy_core *core)
 {
-    return DL_MAX(core->spec->learners.replicas, 1u);
+    return DL_MAX(DL_MAX(core->spec->learners.replicas, core->connected), 1u);
 }
 
 void sy_event(struct sy_core *core, int64_t now_ns)
@@ -199,9 +199,8 @@ void sy_event(struct sy_core *core, int64_t now_ns)
         sy_lease_start(core);
         sy_warm_look(core);
     }
-    /* Learners beyond those wanted could have computed too: goodput stays a share. */
-    if (core->stepped && core->phase != SY_ENDED && now_ns > core->now_ns && core->connected > wanted_learners(core)) {
-        core->extra_ns += (uint64_t)(now_ns - core->now_ns) * (core->connected - wanted_learners(core));
+    if (core->stepped && core->phase != SY_ENDED && now_ns > core->now_ns) {
+        core->possible_ns += (uint64_t)(now_ns - core->now_ns) * sy_could_compute(core);
     }
     core->now_ns = DL_MAX(core->now_ns, now_ns);
 }

@@ -115,7 +115,8 @@ struct sy_core_totals { /* Counters over the whole job. */
     uint64_t tokens;
     uint64_t tokens_merged; /* Summed over the shard's fragments. */
     uint64_t step, joins, refusals;
-    uint64_t leaves[5]; /* By enum sy_leave. */
+    uint64_t busy_ns, possible_ns; /* Goodput: their ratio, over the times at which a syncer was there. */
+    uint64_t leaves[5];            /* By enum sy_leave. */
     uint64_t verdicts[DL_VERDICT_COUNT];
     bool evaluated;
     struct dl_wire_evaluation first_evaluation, last_evaluation;

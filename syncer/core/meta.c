@@ -66,7 +66,8 @@ static void take_step(struct sy_core *core, struct sy_member *member, const stru
     if (!core->stepped) {
         core->stepped = true;
         int64_t computed_ns = member->busy_known ? (int64_t)DL_MIN(meta->busy_ns, (uint64_t)core->now_ns) : 0;
-        core->first_step_ns = DL_MAX(core->now_ns - computed_ns, core->started_ns);
+        int64_t first_ns = DL_MAX(core->now_ns - computed_ns, core->started_ns);
+        core->possible_ns += (uint64_t)(core->now_ns - first_ns) * DL_MAX(core->spec->learners.replicas, 1u);
     }
 }
 

@@ -186,9 +186,10 @@ struct sy_core {
     uint64_t tokens_merged; /* Over all fragments. */
     uint64_t rounds_merged;
     uint64_t busy_ns;
-    uint64_t extra_ns; /* Time of connected learners beyond learners.replicas. */
+    uint64_t
+        possible_ns; /* What wanted learners, or more that are connected, could have computed since the first step. */
     bool stepped;
-    int64_t first_step_ns, ended_ns;
+    int64_t ended_ns;
     float loss;
     bool evaluated;
     struct dl_wire_evaluation first_evaluation, last_evaluation;
@@ -241,7 +242,9 @@ void sy_mean_add(double *mean, double sample); /* Exponential, weight 1/5. */
 
 /* core.c */
 void sy_event(struct sy_core *core, int64_t now_ns); /* First in every event: the time. */
-void sy_settle(struct sy_core *core);                /* Last: whatever has become possible. */
+uint32_t
+sy_could_compute(const struct sy_core *core); /* Learners, for goodput: those wanted, or more that are there. */
+void sy_settle(struct sy_core *core);         /* Last: whatever has become possible. */
 void sy_phase_move(struct sy_core *core, enum sy_phase to);
 bool sy_is_seeded(const struct sy_core *core);
 

@@ -19,6 +19,8 @@ void sy_core_get_totals(const struct sy_core *core, struct sy_core_totals *out)
         .step = core->step,
         .joins = core->joins,
         .refusals = core->refusals,
+        .busy_ns = core->busy_ns,
+        .possible_ns = core->possible_ns,
         .evaluated = core->evaluated,
         .first_evaluation = core->first_evaluation,
         .last_evaluation = core->last_evaluation,
@@ -38,6 +40,8 @@ void sy_core_restore_totals(struct sy_core *core, const struct sy_core_totals *t
     core->step = totals->step;
     core->joins = totals->joins;
     core->refusals = totals->refusals;
+    core->busy_ns = totals->busy_ns;
+    core->possible_ns = totals->possible_ns;
     core->evaluated = totals->evaluated;
     core->first_evaluation = totals->first_evaluation;
     core->last_evaluation = totals->last_evaluation;

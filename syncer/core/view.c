@@ -64,10 +64,10 @@ bool sy_core_fragment(const struct sy_core *core, uint32_t fragment, struct sy_f
 
 static double goodput(const struct sy_core *core, int64_t now_ns)
 {
-    int64_t until_ns = core->phase == SY_ENDED ? core->ended_ns : DL_MAX(now_ns, core->now_ns);
-    double wanted_ns = (double)(until_ns - core->first_step_ns) * DL_MAX(core->spec->learners.replicas, 1u);
-    double possible_ns = wanted_ns + (double)core->extra_ns;
-    return core->stepped && possible_ns > 0 ? DL_MIN((double)core->busy_ns / possible_ns, 1.0) : 0;
+    bool goes_on = core->stepped && core->phase != SY_ENDED && now_ns > core->now_ns;
+    double since_ns = goes_on ? (double)(now_ns - core->now_ns) * sy_could_compute(core) : 0;
+    double possible_ns = (double)core->possible_ns + since_ns;
+    return possible_ns > 0 ? DL_MIN((double)core->busy_ns / possible_ns, 1.0) : 0;
 }
 
 /* Mean of the last losses, weighted by the tokens of the step they are of. Nobody there: that of all who were. */

@@ -35,6 +35,8 @@ void sy_server_totals(const struct sy_server *server, struct sy_store_totals *ou
         .step = totals.step,
         .joins = totals.joins,
         .refusals = totals.refusals,
+        .busy_ns = totals.busy_ns,
+        .possible_ns = totals.possible_ns,
         .first_evaluation = of_wire(totals.evaluated, &totals.first_evaluation),
         .last_evaluation = of_wire(totals.evaluated, &totals.last_evaluation),
     };
@@ -122,6 +124,8 @@ enum dl_rc sy_server_restore_totals(struct sy_server *server, struct dl_err *err
         .step = totals.step,
         .joins = totals.joins,
         .refusals = totals.refusals,
+        .busy_ns = totals.busy_ns,
+        .possible_ns = totals.possible_ns,
         .evaluated = totals.first_evaluation.known,
         .first_evaluation = to_wire(&totals.first_evaluation),
         .last_evaluation = to_wire(&totals.last_evaluation),

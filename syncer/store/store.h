@@ -102,6 +102,7 @@ struct sy_store_totals { /* Counters of the whole job. */
     uint64_t next_round, rounds_merged, tokens, tokens_merged, next_admission;
     uint64_t tokens_merged_sum; /* tokens_merged times the shard's fragments, without the remainder lost. */
     uint64_t step, joins, refusals;
+    uint64_t busy_ns, possible_ns;    /* Goodput is their ratio. */
     uint64_t leaves[SY_STORE_LEAVES]; /* goodbye, preempted, lost, superseded, protocol */
     uint64_t verdicts[DL_VERDICT_COUNT];
     struct sy_store_evaluation first_evaluation, last_evaluation;

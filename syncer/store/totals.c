@@ -48,6 +48,8 @@ static uint32_t list(struct sy_store_totals *totals, struct counter counters[COU
     add(counters, &count, "", "step", &totals->step);
     add(counters, &count, "", "joins", &totals->joins);
     add(counters, &count, "", "refusals", &totals->refusals);
+    add(counters, &count, "", "busy_ns", &totals->busy_ns);
+    add(counters, &count, "", "possible_ns", &totals->possible_ns);
     for (uint32_t i = 0; i < SY_STORE_LEAVES; i++) {
         add(counters, &count, "leaves.", leave_names[i], &totals->leaves[i]);
     }

@@ -49,6 +49,8 @@ def test_killed_runs_go_on_twice(build):
             wait(lambda: not run.pids(), 10, "the end of all processes")
             before = [committed(run, s) for s in (0, 1)]
             token = (run.dir / "token").read_text()
+            with tape(run) as db:
+                possible = dict(db.execute("SELECT name, value FROM counters"))["possible_ns"]
             resume(run, *PACED)
             wait(lambda: any(e["event"] == "resumed" and f"life {life}" in e["text"] for e in run.events()), 20, "the event")
             uids = wait(lambda: uids_of(run, f".{life}."), 30, "all learners, of this life")
@@ -60,6 +62,9 @@ def test_killed_runs_go_on_twice(build):
                         check(row == (digest,) and newest[fragment][0] >= version, f"fragment {fragment} version {version} is {row}")
                 check(totals[0] >= before[s][1][0] and totals[1] >= before[s][1][1], f"{before[s][1]} then {totals}")
             check((run.dir / "token").read_text() == token, "the token is another one")
+            with tape(run) as db:  # Goodput is over all lives, not anew.
+                later = dict(db.execute("SELECT name, value FROM counters"))
+            check(later["possible_ns"] >= possible > 0 and later["busy_ns"] > 0, f"goodput begins anew: {possible} {later}")
             check(len(uids) == 3, f"{uids}")
         run.exit(120)
         report = run.report()

@@ -414,7 +414,9 @@ static void test_restored_tokens(void)
                                     .tokens_merged = 4001,
                                     .next_admission = 12,
                                     .joins = 3,
-                                    .step = 38};
+                                    .step = 38,
+                                    .busy_ns = 30 * RIG_SECOND,
+                                    .possible_ns = 40 * RIG_SECOND};
     totals.verdicts[DL_VERDICT_ACCEPTED] = 66;
     totals.leaves[SY_LEAVE_LOST] = 2;
     sy_core_restore_totals(rig->core, &totals);
@@ -426,6 +428,7 @@ static void test_restored_tokens(void)
     sy_core_restore_incarnation(rig->core, &older);
     rig_event(rig);
     CU_ASSERT_EQUAL(rig_view(rig).verdicts[DL_VERDICT_ACCEPTED], 66);
+    CU_ASSERT_EQUAL(rig_view(rig).goodput, 0.75); /* Before anyone has taken a step here, too. */
     hello.step = 40;
     hello.tokens = 4000; /* Of which 200 were trained while the syncer was down. */
     uint32_t member;
@@ -441,6 +444,8 @@ static void test_restored_tokens(void)
     struct sy_core_totals again;
     sy_core_get_totals(rig->core, &again);
     CU_ASSERT_EQUAL(again.tokens_merged, 4001);
+    CU_ASSERT_EQUAL(again.busy_ns, 30 * RIG_SECOND);
+    CU_ASSERT_EQUAL(again.possible_ns, 40 * RIG_SECOND);
     CU_ASSERT_EQUAL(rig_view(rig).rounds_merged, 33);
     hello = rig_hello_of(rig, 1, 2);
     hello.tokens = 2500;

@@ -505,7 +505,11 @@ static void test_estimates_and_goodput(void)
     CU_ASSERT_TRUE(sy_core_member(rig->core, 0, &member));
     CU_ASSERT_DOUBLE_EQUAL(member.step_seconds, 0.1, 1e-9);
     CU_ASSERT_DOUBLE_EQUAL(member.tokens_per_second, 10 * RIG_STEP_TOKENS, 1);
-    rig->now_ns += 4 * RIG_SECOND; /* As long again without a step. */
+    struct sy_core_totals totals;
+    sy_core_get_totals(rig->core, &totals);
+    CU_ASSERT_EQUAL(totals.busy_ns, 4 * RIG_SECOND);
+    CU_ASSERT_EQUAL(totals.possible_ns, 8 * RIG_SECOND); /* Of two, whoever is there. */
+    rig->now_ns += 4 * RIG_SECOND;                       /* As long again without a step. */
     CU_ASSERT_DOUBLE_EQUAL(rig_view(rig).goodput, 0.25, 1e-6);
     rig_free(rig);
 }

@@ -310,7 +310,9 @@ static struct sy_store_commit describe(uint32_t fragment, uint64_t version)
                                                .rounds_merged = version,
                                                .tokens = version * 1000,
                                                .tokens_merged = version * 900,
-                                               .next_admission = 10}};
+                                               .next_admission = 10,
+                                               .busy_ns = version * 700,
+                                               .possible_ns = version * 800}};
 }
 
 static enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t version, struct dl_err *err)
@@ -404,6 +406,8 @@ static void test_restores_what_was_committed(void)
     sy_store_get_totals(store, &totals);
     CU_ASSERT_EQUAL(totals.rounds_merged, 1); /* As the last commit, of fragment 1, said. */
     CU_ASSERT_EQUAL(totals.next_admission, 2 * SY_STORE_ADMISSIONS_PER_EPOCH + 1);
+    CU_ASSERT_EQUAL(totals.busy_ns, 700);
+    CU_ASSERT_EQUAL(totals.possible_ns, 800);
     sy_store_close(store);
     remove_dir();
 }
