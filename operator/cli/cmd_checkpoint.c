@@ -28,9 +28,9 @@ static const char checkpoint_help[] =
     "diloco checkpoint [RUN] --list: what there is, newest first; also of a run that has ended.\n"
     "diloco checkpoint [RUN] --remove ID: what only it keeps is removed.";
 static const char export_help[] =
-    "diloco export [RUN] --out DIR [--checkpoint ID]: writes the global parameters as DIR/model.safetensors, of a "
-    "checkpoint\n"
-    "(id, name or vector clock), else of now. Nothing stops meanwhile; a run that has ended is fine, too.";
+    "diloco export [RUN] --out DIR [--checkpoint ID]: writes the global parameters as DIR/model.safetensors, with the\n"
+    "config.json that transformers needs, of a checkpoint (id, name or vector clock), else of now. Nothing stops "
+    "meanwhile; a run that has ended is fine, too.";
 
 struct arguments {
     const char *run, *name, *remove, *out, *checkpoint;

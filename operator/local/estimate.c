@@ -3,17 +3,7 @@
 #include "common/codec.h"
 #include "common/layout.h"
 #include "common/mem.h"
-
-/* Llama architecture: q, k, v, o; gate, up, down; two norms a layer; final norm; embedding and, if untied, the head. */
-static uint64_t count_parameters(const struct dl_model_spec *model)
-{
-    uint64_t width = model->width, kv_heads = model->kv_heads != 0 ? model->kv_heads : model->heads;
-    uint64_t ffn = model->ffn_width != 0 ? model->ffn_width : (8 * width / 3 + 31) / 32 * 32;
-    uint64_t kv_width = model->heads != 0 ? width / model->heads * kv_heads : 0;
-    uint64_t layer = 2 * width * width + 2 * width * kv_width + 3 * width * ffn + 2 * width;
-    uint64_t embedding = model->vocab_size * width;
-    return model->layers * layer + width + embedding * (model->tied_embeddings ? 1 : 2);
-}
+#include "common/model_config.h"
 
 /* Values kept for the backward pass, per token: some ten vectors of the width, four of the MLP's, attention's rows,
  * logits. */
@@ -29,7 +19,7 @@ static uint64_t activation_bytes(const struct dl_training_spec *training)
 void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out)
 {
     const struct dl_training_spec *training = &spec->training;
-    uint64_t parameters = count_parameters(&training->model);
+    uint64_t parameters = dl_model_parameters(&training->model);
     uint64_t bytes = parameters * sizeof(float);
     uint64_t replicas = DL_MAX(spec->learners.replicas, 1u);
     *out = (struct op_estimate){.parameters = parameters};

@@ -11,6 +11,7 @@
 #include "common/buf.h"
 #include "common/layout.h"
 #include "common/mem.h"
+#include "common/model_config.h"
 #include "common/safetensors.h"
 #include "syncer/store/store.h"
 
@@ -318,7 +319,29 @@ static enum dl_rc write_weights(const struct job *job, const float *const *tenso
                                 checkpoint[0] != 0 ? 4 : 3, err);
 }
 
-static enum dl_rc export_job(struct job *job, uint64_t id, char *checkpoint, char **clock, struct dl_err *err)
+/* Of the model that the job names, when the tensors are that model's. */
+static enum dl_rc write_config(const struct job *job, bool *is_written, struct dl_err *err)
+{
+    AUTO_STATEMENT *statement = NULL;
+    struct dl_spec *spec = NULL;
+    enum dl_rc rc = prepare(job, 0, "SELECT spec FROM specs ORDER BY epoch DESC LIMIT 1", &statement, err);
+    if (rc == DL_OK && sqlite3_step(statement) == SQLITE_ROW) {
+        const char *text = (const char *)sqlite3_column_text(statement, 0);
+        rc = dl_spec_parse_stored(text, (size_t)sqlite3_column_bytes(statement, 0), "the job in tape.db", &spec, err);
+    }
+    if (rc == DL_OK && spec != NULL &&
+        dl_model_config_fits(&spec->training.model, job->layout->tensors, job->layout->tensor_count)) {
+        char path[PATH_BYTES];
+        snprintf(path, sizeof path, "%s/config.json", job->options->out);
+        rc = dl_model_config_write(&spec->training.model, path, err);
+        *is_written = rc == DL_OK;
+    }
+    dl_spec_free(spec);
+    return rc;
+}
+
+static enum dl_rc export_job(struct job *job, uint64_t id, char *checkpoint, char **clock, bool *has_config,
+                             struct dl_err *err)
 {
     assert(job->layout != NULL);
     float **tensors = calloc(job->layout->tensor_count, sizeof *tensors);
@@ -336,6 +359,7 @@ static enum dl_rc export_job(struct job *job, uint64_t id, char *checkpoint, cha
         rc = *clock == NULL ? dl_err_set(err, DL_ENOMEM, "no memory")
                             : write_weights(job, (const float *const *)tensors, *clock, checkpoint, err);
     }
+    rc = rc == DL_OK ? write_config(job, has_config, err) : rc;
     for (uint32_t i = 0; tensors != NULL && i < job->layout->tensor_count; i++) {
         free(tensors[i]);
     }
@@ -344,11 +368,13 @@ static enum dl_rc export_job(struct job *job, uint64_t id, char *checkpoint, cha
     return rc;
 }
 
-enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clock, struct dl_err *err)
+enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clock, bool *has_config,
+                             struct dl_err *err)
 {
     uint64_t id = 0;
     char checkpoint[SY_EXPORT_TEXT_MAX] = "";
     *clock = NULL;
+    *has_config = false;
     enum dl_rc rc = options->checkpoint == NULL ? DL_OK : find(options, &id, checkpoint, err);
     struct job *job = calloc(1, sizeof *job);
     if (rc != DL_OK || job == NULL) {
@@ -356,7 +382,7 @@ enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clo
         return rc != DL_OK ? rc : dl_err_set(err, DL_ENOMEM, "exporting: no memory");
     }
     rc = open_job(job, options, err);
-    rc = rc == DL_OK ? export_job(job, id, checkpoint, clock, err) : rc;
+    rc = rc == DL_OK ? export_job(job, id, checkpoint, clock, has_config, err) : rc;
     close_all(job);
     free(job);
     return rc;

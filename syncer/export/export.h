@@ -19,7 +19,7 @@ struct sy_export_options {
     const char *dirs[DL_SPEC_SHARDS_MAX]; /* State folders, by shard. */
     uint32_t dir_count;
     const char *checkpoint; /* Id ("3.1"), name, or vector clock ("v7.7.6"); NULL: the newest versions. */
-    const char *out;        /* Folder that gets model.safetensors; made when absent. */
+    const char *out;        /* Folder that gets model.safetensors and config.json; made when absent. */
 };
 
 struct sy_export_checkpoint { /* Over all shards. */
@@ -38,8 +38,10 @@ DL_MUST_CHECK enum dl_rc sy_export_list(const struct sy_export_options *options,
                                         uint32_t *count, struct dl_err *err);
 void sy_export_free(struct sy_export_checkpoint *checkpoints, uint32_t count);
 
-/* Writes OUT/model.safetensors; metadata says job, checkpoint and versions. `clock` (malloc'ed) gets the latter.
+/* Writes OUT/model.safetensors; metadata says job, checkpoint and versions. `clock` (malloc'ed) gets the latter. Beside it, when
+ * the tensors are those of the job's model, the config.json with which transformers opens the folder; `*has_config`: it did.
  * DL_ENOTFOUND: no such checkpoint, or no state; DL_ECORRUPT: a damaged file, named. */
-DL_MUST_CHECK enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clock, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clock, bool *has_config,
+                                           struct dl_err *err);
 
 #endif

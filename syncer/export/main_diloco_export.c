@@ -14,9 +14,9 @@ static const char help[] =
     "usage: diloco-export --state-dir DIR [--state-dir DIR ...] --out DIR [--checkpoint ID]\n"
     "       diloco-export --state-dir DIR [--state-dir DIR ...] --list\n"
     "\n"
-    "Writes a job's global parameters as OUT/model.safetensors. The syncers may run on meanwhile: nothing is locked, "
-    "nothing\n"
-    "stops a merge.\n"
+    "Writes a job's global parameters as OUT/model.safetensors, and the config.json with which transformers opens OUT. "
+    "The\n"
+    "syncers may run on meanwhile: nothing is locked, nothing stops a merge.\n"
     "\n"
     "  --state-dir DIR    a shard's state folder; once a shard, in their order\n"
     "  --checkpoint ID    a checkpoint by id, name or vector clock; default: the newest versions\n"
@@ -64,12 +64,14 @@ static int list(const struct sy_export_options *options)
 static int export(const struct sy_export_options *options)
 {
     char *clock = NULL;
+    bool has_config = false;
     struct dl_err err;
-    if (sy_export_weights(options, &clock, &err) != DL_OK) {
+    if (sy_export_weights(options, &clock, &has_config, &err) != DL_OK) {
         free(clock);
         return complain(&err);
     }
-    printf("%s/model.safetensors: versions %s\n", options->out, clock);
+    printf("%s/model.safetensors: versions %s%s\n", options->out, clock,
+           has_config ? "" : " (without config.json: the tensors are not those of the job's model)");
     free(clock);
     return DL_EXIT_OK;
 }

@@ -57,6 +57,7 @@ def test_checkpoints_while_it_trains(build):
         now, later = tensors(run.folder / "now" / "model.safetensors")
         check(metadata["versions"] == clock and metadata["checkpoint"] == one and metadata["job"] == "test", f"{metadata}")
         check(a == b and a.keys() == now.keys() and a != now, "the checkpoint has changed, or is what is there now")
+        check((run.folder / "a" / "config.json").read_bytes() == (run.folder / "now" / "config.json").read_bytes(), "two configs")
         versions = [[int(v) for v in text[1:].split(".")] for text in (clock, later["versions"])]
         check(all(x <= y for x, y in zip(*versions)) and versions[0] != versions[1], f"{versions}")
         check(run.ask("checkpoint", "run", "--list").count("complete") == 1, "the export's own cut is left")
@@ -78,6 +79,8 @@ def test_checkpoints_while_it_trains(build):
         run.ask("export", "run", "--out", "last")
         check(tensors(run.folder / "last" / "model.safetensors")[0] == tensors(run.dir / "final" / "model.safetensors")[0],
               "the newest versions are not the final weights")
+        # What tests/compat opens with transformers is the evaluator's export: its config is this one, to the byte.
+        check((run.folder / "last" / "config.json").read_bytes() == (run.dir / "final" / "config.json").read_bytes(), "another config")
         check(run.ask("export", "run", "--checkpoint", "nine", "--out", "x", code=2).count("no checkpoint") == 1, "an unknown one")
 
 

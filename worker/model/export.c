@@ -8,8 +8,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "common/atomic_file.h"
 #include "common/mem.h"
+#include "common/model_config.h"
 #include "common/safetensors.h"
 #include "worker/model/model_internal.h"
 
@@ -33,60 +33,6 @@ static enum dl_rc join(const char *directory, const char *name, char out[PATH_MA
     return length < PATH_MAX ? DL_OK : dl_err_set(err, DL_EINVAL, "the path of %s is too long", name);
 }
 
-/* What transformers' LlamaConfig reads; rope_theta stands in both places where its versions look for it. */
-static cJSON *make_config(const struct dl_model_spec *spec)
-{
-    const uint32_t head_width = spec->width / spec->heads;
-    cJSON *json = cJSON_CreateObject();
-    cJSON *architectures = cJSON_AddArrayToObject(json, "architectures");
-    cJSON_AddItemToArray(architectures, cJSON_CreateString("LlamaForCausalLM"));
-    cJSON_AddStringToObject(json, "model_type", "llama");
-    cJSON_AddNumberToObject(json, "vocab_size", spec->vocab_size);
-    cJSON_AddNumberToObject(json, "hidden_size", spec->width);
-    cJSON_AddNumberToObject(json, "intermediate_size", spec->ffn_width);
-    cJSON_AddNumberToObject(json, "num_hidden_layers", spec->layers);
-    cJSON_AddNumberToObject(json, "num_attention_heads", spec->heads);
-    cJSON_AddNumberToObject(json, "num_key_value_heads", spec->kv_heads);
-    cJSON_AddNumberToObject(json, "head_dim", head_width);
-    cJSON_AddNumberToObject(json, "max_position_embeddings", spec->sequence_length);
-    cJSON_AddStringToObject(json, "hidden_act", "silu");
-    cJSON_AddNumberToObject(json, "rms_norm_eps", spec->norm_epsilon);
-    cJSON_AddNumberToObject(json, "initializer_range", spec->init_std);
-    cJSON_AddNumberToObject(json, "rope_theta", spec->rope_theta);
-    cJSON *rope = cJSON_AddObjectToObject(json, "rope_parameters");
-    cJSON_AddStringToObject(rope, "rope_type", "default");
-    cJSON_AddNumberToObject(rope, "rope_theta", spec->rope_theta);
-    cJSON_AddBoolToObject(json, "tie_word_embeddings", spec->tied_embeddings);
-    cJSON_AddBoolToObject(json, "attention_bias", 0);
-    cJSON_AddBoolToObject(json, "mlp_bias", 0);
-    cJSON_AddNumberToObject(json, "attention_dropout", 0);
-    cJSON_AddNullToObject(json, "bos_token_id");
-    cJSON_AddNullToObject(json, "eos_token_id");
-    cJSON_AddNullToObject(json, "pad_token_id");
-    cJSON_AddStringToObject(json, "torch_dtype", "float32");
-    return json;
-}
-
-static enum dl_rc write_config(const struct dl_model_spec *spec, const char *path, struct dl_err *err)
-{
-    AUTO_JSON cJSON *json = make_config(spec);
-    DL_AUTO_FREE char *text = json == NULL ? NULL : cJSON_Print(json);
-    if (text == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "no memory to write %s", path);
-    }
-    struct dl_atomic_file file;
-    enum dl_rc rc = dl_atomic_file_open(&file, path, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
-    rc = dl_atomic_file_write(&file, text, strlen(text), err);
-    if (rc == DL_OK) {
-        return dl_atomic_file_commit(&file, err);
-    }
-    dl_atomic_file_abandon(&file);
-    return rc;
-}
-
 enum dl_rc wk_model_export(struct wk_model *model, const char *directory, struct dl_err *err)
 {
     char weights[PATH_MAX], config[PATH_MAX];
@@ -104,7 +50,7 @@ enum dl_rc wk_model_export(struct wk_model *model, const char *directory, struct
     const struct dl_safetensors_pair metadata[] = {{.key = format, .value = pt}};
     rc = dl_safetensors_write(weights, model->tensors, (const float *const *)model->parameters, model->tensor_count,
                               metadata, 1, err);
-    return rc == DL_OK ? write_config(&model->spec, config, err) : rc;
+    return rc == DL_OK ? dl_model_config_write(&model->spec, config, err) : rc;
 }
 
 static void print_shape(const struct dl_tensor *tensor, char *out, size_t size)
