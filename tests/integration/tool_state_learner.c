@@ -4,18 +4,21 @@
  *     state_learner ENDPOINTS TOKEN JOB LEARNER ELEMENTS WORK_MS REST_MS
  *
  * Tells on stdout, a line each: "joined SECONDS from LEARNER step STEP hash HASH", where HASH is over the state that was
- * taken over (or its own), and then every second "steps N work MEAN_MS pushed N accepted N". Ends with the job, or when stdin
- * does. */
+ * taken over (or its own), and then every second "steps N of COUNT work MS cpu MS longest MS pushed N": the mean of COUNT steps
+ * since the last line, with diloco_step and without the rest, by the clock and of this thread's own processor time; the
+ * longest of them. Ends with the job, or when stdin does. */
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/hash.h"
+#include "common/mem.h"
 #include "worker/link/diloco.h"
 
 #define TENSORS 16
@@ -124,28 +127,49 @@ static bool stdin_has_ended(int wait_ms)
     return poll(&polls, 1, wait_ms) > 0 && read(STDIN_FILENO, &byte, 1) <= 0;
 }
 
+static int64_t thread_cpu_ns(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return used.tv_sec * DL_NS_PER_SECOND + used.tv_nsec;
+}
+
+struct second { /* Steps since the last line. */
+    uint64_t steps;
+    int64_t worked_ns, cpu_ns, longest_ns;
+};
+
+static void tell(const struct learner *l, const struct second *s)
+{
+    double ns = 1e6 * (double)s->steps;
+    printf("steps %llu of %llu work %.3f cpu %.3f longest %.3f pushed %llu\n", (unsigned long long)l->info.step,
+           (unsigned long long)s->steps, (double)s->worked_ns / ns, (double)s->cpu_ns / ns, (double)s->longest_ns / 1e6,
+           (unsigned long long)l->info.pushes_total);
+}
+
 static int train(struct learner *l, uint64_t passes, int rest_ms)
 {
     struct diloco_error error;
-    int64_t told_ns = dl_now_ns(), worked_ns = 0;
-    uint64_t steps = 0;
+    int64_t told_ns = dl_now_ns();
+    struct second second = {0};
     float kept = 0;
     while (!stdin_has_ended(rest_ms)) {
-        int64_t begun_ns = dl_now_ns();
+        int64_t begun_ns = dl_now_ns(), cpu_ns = thread_cpu_ns();
         kept += work(passes);
         move(l);
         int code = diloco_step(l->d, 1000, 1.0f, &l->info, &error);
-        worked_ns += dl_now_ns() - begun_ns; /* With what serving takes of it. */
-        steps++;
+        int64_t took_ns = dl_now_ns() - begun_ns; /* With what serving takes of it. */
+        second.steps++;
+        second.worked_ns += took_ns;
+        second.cpu_ns += thread_cpu_ns() - cpu_ns;
+        second.longest_ns = DL_MAX(second.longest_ns, took_ns);
         if (code != DILOCO_CONTINUE) {
             return code > 0 ? 0 : fail("step", &error);
         }
         if (dl_now_ns() - told_ns >= DL_NS_PER_SECOND) {
-            printf("steps %llu work %.3f pushed %llu\n", (unsigned long long)l->info.step,
-                   (double)worked_ns / 1e6 / (double)steps, (unsigned long long)l->info.pushes_total);
+            tell(l, &second);
             told_ns = dl_now_ns();
-            worked_ns = 0;
-            steps = 0;
+            second = (struct second){0};
         }
     }
     return kept == 0.5f;

@@ -27,6 +27,7 @@ struct wk_fetch {
     struct wk_get get;
     bool asked; /* A request is under way. */
     int64_t begun_ns, waiting_ns;
+    int64_t allowance_ns; /* For a peer's snapshot of as much as this learner's state. */
     uint64_t bytes;
 
     struct dl_wire_peer peer;
@@ -153,11 +154,25 @@ static void failed(struct wk_fetch *fetch, uint64_t progress, const struct dl_er
     }
 }
 
+static void begin(struct wk_fetch *fetch, int64_t now_ns)
+{
+    pthread_mutex_lock(&fetch->hub->lock);
+    uint64_t bytes = wk_link_layout(fetch->hub->link)->elements * sizeof(float);
+    pthread_mutex_unlock(&fetch->hub->lock);
+    for (uint32_t i = 0; i < fetch->state_count; i++) {
+        bytes += fetch->states[i].bytes;
+    }
+    fetch->allowance_ns = wk_snapshot_allowance_ns(bytes);
+    fetch->begun_ns = now_ns;
+}
+
 static void pick(struct wk_fetch *fetch)
 {
     int64_t now_ns = dl_now_ns();
-    fetch->begun_ns = fetch->begun_ns == 0 ? now_ns : fetch->begun_ns;
-    bool late = !fetch->answered && now_ns - fetch->begun_ns >= WK_FETCH_MANIFEST_NS;
+    if (fetch->begun_ns == 0) {
+        begin(fetch, now_ns);
+    }
+    bool late = !fetch->answered && now_ns - fetch->begun_ns >= WK_FETCH_MANIFEST_NS + fetch->allowance_ns;
     pthread_mutex_lock(&fetch->hub->lock);
     bool any = !late && wk_link_next_peer(fetch->hub->link, &fetch->peer);
     pthread_mutex_unlock(&fetch->hub->lock);
@@ -267,7 +282,8 @@ static void get_manifest(struct wk_fetch *fetch)
         /* It needs memory for a snapshot, and answers at its next boundary: either may take long, but others may be quicker. */
         int64_t patience_ns = 5 * fetch->progress_ns / 2 + 2 * (int64_t)fetch->peer.step_ms * DL_NS_PER_MS;
         rc = wk_get_begin(&fetch->get, fetch->peer.serve, "/v1/state", 0, 0,
-                          DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS / 2), place_head, progress_head, fetch, &err);
+                          DL_MIN(patience_ns, WK_FETCH_MANIFEST_NS / 2) + fetch->allowance_ns, place_head,
+                          progress_head, fetch, &err);
         fetch->asked = rc == DL_OK;
     }
     rc = rc == DL_OK ? wk_get_pump(&fetch->get, TURN_MS, &err) : rc;

@@ -14,7 +14,8 @@
 #include "worker/link/snapshot.h"
 
 #define WK_FETCH_PROGRESS_NS (10 * INT64_C(1000000000))
-/* Until some peer has answered with its manifest: the syncer's fragments are held back meanwhile. */
+/* Until some peer has answered with its manifest: the syncer's fragments are held back meanwhile. And as much longer as a
+ * snapshot of this learner's size may take (WK_PREPARE_RATE). */
 #define WK_FETCH_MANIFEST_NS (60 * INT64_C(1000000000))
 #define WK_FETCH_CONFIRM_NS (15 * INT64_C(1000000000)) /* For the syncer's word on what is left. */
 

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,8 +22,8 @@
 #include "worker/link/serve_listen.h"
 #include "worker/link/stream.h"
 
-#define PIECE_BYTES ((size_t)256 * 1024) /* Written to one connection before the others have their turn. */
-#define LOOK_MS 500                      /* How late a deadline may be noticed. */
+#define PIECE_BYTES ((size_t)1 << 20) /* Written to one connection before the others have their turn. */
+#define LOOK_MS 500                   /* How late a deadline may be noticed. */
 
 enum client_state { CLIENT_FREE, CLIENT_SECURING, CLIENT_READING, CLIENT_WAITING, CLIENT_SENDING };
 
@@ -64,6 +65,7 @@ struct wk_serve {
     bool sealed;
     uint64_t next_id;
     int64_t asked_ns, lent_ns, made_ns, used_ns;
+    int64_t filled_ns; /* What the last snapshot took of the trainer's time. */
     struct client clients[WK_SERVE_CLIENTS];
 };
 
@@ -112,6 +114,12 @@ static void drop_snapshot(struct wk_serve *serve)
     __atomic_store_n(&serve->filling, FILL_NONE, __ATOMIC_RELAXED);
 }
 
+/* Whether the sealed snapshot is old enough for the next one to be made. */
+static bool may_make(const struct wk_serve *serve, int64_t now_ns)
+{
+    return now_ns - serve->made_ns >= WK_SERVE_SHARE * serve->filled_ns;
+}
+
 /* The trainer has filled it, or it has served its time. */
 static void look_at_snapshot(struct wk_serve *serve, int64_t now_ns)
 {
@@ -126,11 +134,13 @@ static void look_at_snapshot(struct wk_serve *serve, int64_t now_ns)
             return;
         }
         serve->sealed = true;
-        say(serve, 0, "a snapshot of %llu bytes is ready after %.2f s: memory %.2f, trainer %.2f, hashes %.2f",
+        say(serve, 0,
+            "a snapshot of %llu bytes is ready after %.2f s: memory %.2f, trainer %.2f (%.3f to fill it), hashes %.2f",
             (unsigned long long)serve->snapshot->data_bytes, seconds(serve->asked_ns, dl_now_ns()),
-            seconds(serve->asked_ns, serve->lent_ns), seconds(serve->lent_ns, now_ns), seconds(now_ns, dl_now_ns()));
+            seconds(serve->asked_ns, serve->lent_ns), seconds(serve->lent_ns, now_ns), seconds(0, serve->filled_ns),
+            seconds(now_ns, dl_now_ns()));
         serve->made_ns = serve->used_ns = now_ns;
-    } else if (!in_use(serve) && now_ns - serve->used_ns >= WK_SERVE_KEEP_NS) {
+    } else if (!in_use(serve) && now_ns - serve->used_ns >= WK_SERVE_KEEP_NS && may_make(serve, now_ns)) {
         drop_snapshot(serve);
     }
 }
@@ -138,7 +148,8 @@ static void look_at_snapshot(struct wk_serve *serve, int64_t now_ns)
 /* DL_OK: there is one that is fresh enough. DL_AGAIN: one is being made. DL_ENOMEM; DL_EEXISTS: an old one is in use. */
 static enum dl_rc want_snapshot(struct wk_serve *serve, int64_t now_ns)
 {
-    if (serve->snapshot != NULL && serve->sealed && now_ns - serve->made_ns > WK_SERVE_REUSE_NS) {
+    if (serve->snapshot != NULL && serve->sealed && now_ns - serve->made_ns > WK_SERVE_REUSE_NS &&
+        may_make(serve, now_ns)) {
         for (size_t i = 0; i < WK_SERVE_CLIENTS; i++) {
             if (serve->clients[i].state == CLIENT_SENDING) {
                 return DL_EEXISTS;
@@ -179,7 +190,9 @@ bool wk_serve_wants(const struct wk_serve *serve)
 void wk_serve_fill(struct wk_serve *serve, const struct wk_offer *offers, uint64_t step, uint8_t *trace,
                    uint64_t trace_bytes)
 {
+    int64_t begun_ns = dl_now_ns();
     wk_snapshot_fill(serve->snapshot, &serve->source, offers, step, trace, trace_bytes);
+    serve->filled_ns = dl_now_ns() - begun_ns;
     __atomic_store_n(&serve->filling, FILL_DONE, __ATOMIC_RELEASE);
     wake(serve);
 }
@@ -363,7 +376,9 @@ static void secure(struct client *client, int64_t now_ns)
 
 static void serve_client(struct wk_serve *serve, struct client *client, short revents, int64_t now_ns)
 {
-    int64_t limit_ns = client->state == CLIENT_WAITING ? WK_SERVE_FILL_NS : WK_SERVE_IDLE_NS;
+    uint64_t bytes = serve->snapshot == NULL ? 0 : serve->snapshot->data_bytes;
+    int64_t limit_ns =
+        client->state == CLIENT_WAITING ? WK_SERVE_FILL_NS + wk_snapshot_allowance_ns(bytes) : WK_SERVE_IDLE_NS;
     if (client->state == CLIENT_WAITING) {
         try_manifest(serve, client, now_ns);
     }
@@ -419,8 +434,10 @@ static short wanted_events(const struct client *client)
 static void *serve_main(void *argument)
 {
     struct wk_serve *serve = argument;
+    (void)pthread_setname_np(pthread_self(), "diloco-serve");
     int priority = getpriority(PRIO_PROCESS, 0);
-    (void)setpriority(PRIO_PROCESS, 0, priority + WK_SERVE_NICE); /* On Linux: of this thread alone. */
+    (void)setpriority(PRIO_PROCESS, 0, priority + WK_SERVE_NICE); /* On Linux: of this thread alone, as is the next. */
+    (void)sched_setscheduler(0, SCHED_BATCH, &(struct sched_param){0});
     while (!__atomic_load_n(&serve->stop, __ATOMIC_ACQUIRE)) {
         struct pollfd polls[WK_SERVE_CLIENTS + 2];
         uint32_t here = 0;

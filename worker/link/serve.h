@@ -4,6 +4,11 @@
  * trainer's thread to fill it at its next boundary (one pass over memory), serves it to whoever comes within
  * WK_SERVE_REUSE_NS, and releases it WK_SERVE_KEEP_NS after the last byte was fetched. The trainer never waits for it.
  *
+ * What it may take of the trainer is bounded from both sides, so that steps are slowed by some 5 % at the very most, whoever
+ * asks how often. Processor: where nothing is idle, the scheduler gives a thread at WK_SERVE_NICE a thirtieth of one core beside
+ * one that computes, and never interrupts that one for it. Steps: a snapshot costs one boundary one pass over memory, and
+ * the next is not made before WK_SERVE_SHARE times as long has passed; until then the last one serves.
+ *
  * Where it listens: at `listen`; without one at the address by which this machine reached its first syncer, on a port that
  * is free. The token is required; with TLS the learner's own certificate is shown.
  *
@@ -21,8 +26,9 @@
 #define WK_SERVE_IDLE_NS (30 * INT64_C(1000000000))
 #define WK_SERVE_REUSE_NS (30 * INT64_C(1000000000))
 #define WK_SERVE_KEEP_NS (20 * INT64_C(1000000000))
-#define WK_SERVE_FILL_NS (60 * INT64_C(1000000000)) /* An asker waits for the next boundary at most so long. */
-#define WK_SERVE_NICE 5 /* Beside one thread that computes: a quarter of a core at most; 1 Gbit/s takes a twentieth. */
+#define WK_SERVE_FILL_NS (60 * INT64_C(1000000000)) /* An asker waits at most so long, and as WK_PREPARE_RATE says. */
+#define WK_SERVE_NICE 15                            /* 1 Gbit/s takes a tenth of a core, where one is idle. */
+#define WK_SERVE_SHARE 60
 
 struct wk_serve; /* Opaque. */
 

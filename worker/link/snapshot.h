@@ -2,13 +2,16 @@
  * state, the learner's own trace entries that the syncer may not have yet.
  *
  * Memory: one encoded model and the registered state, taken and touched (so that the trainer's copy meets no page fault)
- * by the thread that serves; released when nobody fetches any more. Thread rule: made and sealed by the serving thread;
- * filled by the trainer's, to which it is lent meanwhile. */
+ * by the thread that serves; released when nobody fetches any more. Both in slices, since each holds up whoever maps memory.
+ * Thread rule: made and sealed by the serving thread; filled by the trainer's, to which it is lent meanwhile. */
 #ifndef DL_WORKER_LINK_SNAPSHOT_H
 #define DL_WORKER_LINK_SNAPSHOT_H
 
 #include "worker/link/manifest.h"
 #include "worker/link/store.h"
+
+/* Bytes a second at which a snapshot is made where no core is idle: who waits for one waits that much longer. */
+#define WK_PREPARE_RATE (64u << 20)
 
 struct wk_state { /* What diloco_register_state declared. */
     char name[WK_STATE_NAME_MAX];
@@ -40,6 +43,8 @@ struct wk_snapshot_source {
 DL_MUST_CHECK enum dl_rc wk_snapshot_new(const struct wk_snapshot_source *source, uint64_t id, struct wk_snapshot **out,
                                          struct dl_err *err);
 void wk_snapshot_free(struct wk_snapshot *snapshot); /* NULL is fine. */
+/* How much longer than usual it may take to make one of so many bytes. */
+int64_t wk_snapshot_allowance_ns(uint64_t bytes);
 
 /* Trainer's thread, at a boundary after step `step`: one pass over base copies and state. `offers`: one a fragment. `trace`:
  * `trace_bytes` bytes, taken over (NULL: none). */
