@@ -40,6 +40,9 @@ for _size in ("1m", "10m", "50m"):
         goals(f"trainer_{_size}_{_threads}_compiled", ">=", 1.0, "tokens a second, to torch.compile")
 goals("fairness_64", ">=", 0.8, "64 learners x 10 MB: the slowest one's share of updates, to the mean")
 goals("control_p99_ms_64", "<=", 1.0, "99th percentile of a request to the syncer meanwhile, to 100 ms")
+goals("recovery_first_push", "<=", 2.0, "1 GiB over 1 Gbit/s: a joiner's first merged push, to the transfer of its state")
+goals("recovery_others_rate", ">=", 0.95, "the others' round rate meanwhile, to before and after")
+goals("recovery_serving_step recovery_serving_step_cpu", "<=", 1.05, "a step of the learner that serves, by the clock and by processor time")
 goals("start_seconds", "<=", 1.0, "`diloco run` of the demo's job to the first inner step, to 1 s")
 goals("syncer_idle_mb", "<=", 1.0, "memory of a syncer with nobody connected, to 16 MB")
 
