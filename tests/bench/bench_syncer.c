@@ -4,11 +4,14 @@
  * the yardstick is what one end of a plain TCP connection takes for a GB. Then, how long a round of 8 learners x 100 MB takes
  * against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8 processes, which needs every one of
  * them at once. PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
+#include <glob.h>
+
 #include "tests/bench/syncer_rig.h"
 
 #define WARM_ROUNDS 4
 #define PARTS 4 /* Timed one by one. */
 #define PART_ROUNDS 3
+#define ROUNDS_TO_LOOK_AT 20
 #define RAW_BYTES (UINT64_C(2) << 30)
 #define RAW_REPEATS 3
 
@@ -136,11 +139,83 @@ static double whole_round(struct bench_report *report, const char *compression, 
     return m.round_seconds;
 }
 
+/* --- a round to look at ----------------------------------------------------------------------------------------------- */
+
+/* CPU seconds of each thread of a process, in the order of their ids, at most `most`; returns how many. */
+static uint32_t thread_seconds(pid_t pid, uint32_t most, double seconds[], char names[][16])
+{
+    char pattern[64];
+    glob_t found;
+    uint32_t count = 0;
+    snprintf(pattern, sizeof pattern, "/proc/%d/task/*/stat", (int)pid);
+    if (glob(pattern, 0, NULL, &found) != 0) {
+        return 0;
+    }
+    for (size_t i = 0; i < found.gl_pathc && count < most; i++) {
+        char text[512] = "";
+        unsigned long user = 0, system = 0;
+        FILE *file = fopen(found.gl_pathv[i], "r");
+        bool got = file != NULL && fgets(text, sizeof text, file) != NULL;
+        const char *name = got ? strchr(text, '(') : NULL, *rest = got ? strrchr(text, ')') : NULL;
+        if (name != NULL && rest != NULL &&
+            sscanf(rest, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2) {
+            snprintf(names[count], sizeof names[0], "%.*s", (int)(rest - name - 1), name + 1);
+            seconds[count++] = (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+        }
+        if (file != NULL) {
+            fclose(file);
+        }
+    }
+    globfree(&found);
+    return count;
+}
+
+/* One kind of round, `rounds` times: CPU seconds a round by thread. For a profiler, too: docs/performance.md. */
+static void look_at_round(const char *compression, const char *broadcast, uint64_t rounds)
+{
+    enum { most = 64 };
+    static double before[2][most], after[2][most];
+    static char names[2][most][16];
+    const struct rig_setup setup = {.program = program,
+                                    .learners = 8,
+                                    .fragments = 1,
+                                    .rows = 6250,
+                                    .columns = 4000,
+                                    .compression = compression,
+                                    .broadcast = broadcast,
+                                    .pause_us = 1000};
+    rig_start(&rig, &setup);
+    rig_wait_for_round(&rig, WARM_ROUNDS);
+    const pid_t pids[] = {rig.pid, getpid()};
+    for (int i = 0; i < 2; i++) {
+        (void)thread_seconds(pids[i], most, before[i], names[i]);
+    }
+    uint64_t first = atomic_load(&rig.last_round);
+    int64_t start = dl_now_ns();
+    rig_wait_for_round(&rig, first + rounds);
+    double made = (double)(atomic_load(&rig.last_round) - first), wall = (double)(dl_now_ns() - start) * 1e-9;
+    printf("%s up, %s down: %.1f ms a round; CPU ms a round by thread:\n", compression, broadcast, wall / made * 1e3);
+    for (int i = 0; i < 2; i++) {
+        uint32_t count = thread_seconds(pids[i], most, after[i], names[i]);
+        for (uint32_t t = 0; t < count; t++) {
+            printf("  %-8s %-15s %7.1f\n", i == 0 ? "syncer" : "learners", names[i][t],
+                   (after[i][t] - before[i][t]) / made * 1e3);
+        }
+    }
+    rig_stop(&rig);
+}
+
+/* Without arguments the bench; `syncer --round int4 bf16 [ROUNDS]`: such rounds only. */
 int main(int argc, char **argv)
 {
     static char path[512];
     struct bench_report report = {0};
     rig_find_program(argv[0], "diloco-syncer", path, sizeof path);
+    program = path;
+    if (argc >= 4 && strcmp(argv[1], "--round") == 0) {
+        look_at_round(argv[2], argv[3], argc > 4 ? strtoull(argv[4], NULL, 10) : ROUNDS_TO_LOOK_AT);
+        return 0;
+    }
     program = argc > 1 ? argv[1] : path;
     cost(&report, "none", false, (const char *const[]){"syncer_none_memory_round", "syncer_none_memory_cpu"});
     cost(&report, "int8", false, (const char *const[]){"syncer_int8_memory_round", "syncer_int8_memory_cpu"});
