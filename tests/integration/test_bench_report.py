@@ -31,7 +31,8 @@ class Bench:
         done = subprocess.run([sys.executable, COLLECT, self.folder, "--baseline", self.baseline, *arguments], capture_output=True,
                               text=True, timeout=30, check=False)
         check(done.returncode == 0, f"exit code {done.returncode}: {done.stderr}")
-        return {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}, done.stdout
+        compared = done.stdout.split("goals:")[0].splitlines()
+        return {line.split()[0]: line for line in compared if line.strip()}, done.stdout
 
 
 OLD = [figure("push_cpu", 0.4, "CPU s/GB", 1.0), figure("merge_mean_1t", 30, "ms", 0.9), figure("memory_read_1t", 30, "GB/s"),
