@@ -114,6 +114,7 @@ static void test_meter(void)
     meter.on = true;
     wk_gemm_run(pool, &meter, gemms, 2);
     CU_ASSERT(meter.threads[0].ns + meter.threads[1].ns > 0);
+    CU_ASSERT_EQUAL(meter.threads[0].multiplications + meter.threads[1].multiplications, 2 * 300 * 300 * 300);
     wk_pool_free(pool);
     free(meter.threads);
     free(x);

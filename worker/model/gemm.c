@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stddef.h>
 #include <string.h>
+#include <time.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
@@ -72,15 +73,23 @@ static uint64_t fixed_tiles(const struct wk_gemm *gemm)
     return DL_MIN(DL_MAX((work / FIXED_TILE_WORK + 3) / 4 * 4, FIXED_TILES_MIN), FIXED_TILES_MAX);
 }
 
+static uint64_t thread_time_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * DL_NS_PER_SECOND + (uint64_t)now.tv_nsec;
+}
+
 void wk_gemm_one(struct wk_meter *meter, uint32_t thread, const struct wk_gemm *gemm, float alpha)
 {
-    int64_t start = meter->on ? dl_now_ns() : 0;
+    uint64_t start = meter->on ? thread_time_ns() : 0;
     cblas_sgemm(CblasRowMajor, gemm->transpose_a ? CblasTrans : CblasNoTrans,
                 gemm->transpose_b ? CblasTrans : CblasNoTrans, (blasint)gemm->m, (blasint)gemm->n, (blasint)gemm->k,
                 alpha, gemm->a, (blasint)gemm->lda, gemm->b, (blasint)gemm->ldb, gemm->beta, gemm->c,
                 (blasint)gemm->ldc);
     if (meter->on) {
-        meter->threads[thread].ns += (uint64_t)(dl_now_ns() - start);
+        meter->threads[thread].ns += thread_time_ns() - start;
+        meter->threads[thread].multiplications += (uint64_t)gemm->m * gemm->n * gemm->k;
     }
 }
 

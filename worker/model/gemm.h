@@ -13,11 +13,13 @@
 
 #include "worker/model/pool.h"
 
-/* Nanoseconds in sgemm by thread, one cache line each; written only when `on`. */
+/* What sgemm took, by thread, one cache line each; written only when `on`. The time is the processor's, so that others on
+ * the machine do not count. */
 struct wk_meter {
     bool on;
     struct {
         _Alignas(64) uint64_t ns;
+        uint64_t multiplications;
     } * threads;
 };
 

@@ -256,12 +256,13 @@ void wk_model_measure(struct wk_model *model, bool on)
     model->meter.on = on;
 }
 
-uint64_t wk_model_take_sgemm_ns(struct wk_model *model)
+struct wk_model_products wk_model_take_products(struct wk_model *model)
 {
-    uint64_t sum = 0;
+    struct wk_model_products sum = {0};
     for (uint32_t i = 0; i < wk_pool_threads(model->pool); i++) {
-        sum += model->meter.threads[i].ns;
-        model->meter.threads[i].ns = 0;
+        sum.ns += model->meter.threads[i].ns;
+        sum.multiplications += (double)model->meter.threads[i].multiplications;
+        model->meter.threads[i].ns = model->meter.threads[i].multiplications = 0;
     }
     return sum;
 }
