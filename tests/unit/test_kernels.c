@@ -43,6 +43,7 @@ static void run_all(struct state *s, uint32_t width)
     wk_swiglu_backward(s->x, s->y, rows, width);
     scalar[0] = wk_softmax_part(s->z, width / 2 + 1, width, -INFINITY, &scalar[1]);
     wk_softmax_backward(s->y, s->z, width / 2 + 1, width, 0.5f, 0.25f, 2);
+    wk_transpose(s->y, width, rows, width, s->out);
     wk_scale(s->out, width, 0.3f);
     wk_add(s->out, s->x, width);
     scalar[2] = wk_dot(s->out, s->x, width);
@@ -137,5 +138,30 @@ static void test_large_logits(void)
     CU_ASSERT(!isfinite(wk_cross_entropy(infinite, 2, 0, 0)));
 }
 
+/* Strips of rows and what is left of them, out of wider rows; nothing is written behind. */
+static void test_transpose(void)
+{
+    enum { stride = 41, most = 37, columns = 6 };
+    static const uint32_t heights[] = {1, 15, 16, 17, 32, most};
+    float x[most * stride], out[most * columns + guard];
+    for (int i = 0; i < most * stride; i++) {
+        x[i] = (float)i;
+    }
+    for (size_t t = 0; t < DL_COUNT_OF(heights); t++) {
+        uint32_t height = heights[t];
+        for (size_t i = 0; i < DL_COUNT_OF(out); i++) {
+            out[i] = -1;
+        }
+        wk_transpose(x, stride, height, columns, out);
+        for (uint32_t r = 0; r < height; r++) {
+            for (uint32_t c = 0; c < columns; c++) {
+                CU_ASSERT_FATAL(out[c * height + r] == x[r * stride + c]);
+            }
+        }
+        CU_ASSERT(out[columns * height] == -1);
+    }
+}
+
 UNIT_MAIN("kernels", {"equal bits on every instruction set", test_equal_bits},
-          {"against plain loops", test_against_plain_loops}, {"large logits", test_large_logits})
+          {"against plain loops", test_against_plain_loops}, {"large logits", test_large_logits},
+          {"transposed rows", test_transpose})

@@ -169,17 +169,17 @@ static void test_gradients_over_blocks(void)
     check_gradients(&spec, 1, 5, 1e-4);
 }
 
-/* Attention alone, forward, over 1, 63, 64, 65, 512, 513 and 1200 tokens. */
+/* Attention alone, forward, over 1, 63, 64, 65, 512, 513, 1200 and 4224 tokens, with the scratch memory that a thread has. */
 static void test_long_attention(void)
 {
-    static const uint32_t lengths[] = {1, 63, 64, 65, 512, 513, 1200};
-    enum { heads = 4, kv_heads = 2, w = 6, stride = (heads + 2 * kv_heads) * w, longest = 1200 };
+    static const uint32_t lengths[] = {1, 63, 64, 65, 512, 513, 1200, 4224};
+    enum { heads = 4, kv_heads = 2, w = 6, stride = (heads + 2 * kv_heads) * w, longest = 4224 };
     struct dl_model_spec spec = small_spec(kv_heads, true);
     DL_AUTO_FREE float *cosine = calloc(longest * w / 2, sizeof *cosine), *sine = calloc(longest * w / 2, sizeof *sine);
     DL_AUTO_FREE float *qkv = calloc((size_t)longest * stride, sizeof *qkv);
     DL_AUTO_FREE float *out = calloc((size_t)longest * heads * w, sizeof *out);
     DL_AUTO_FREE float *lse = calloc((size_t)longest * heads, sizeof *lse);
-    DL_AUTO_FREE float *scratch = calloc(wk_attention_scratch(), sizeof *scratch);
+    DL_AUTO_FREE float *scratch = calloc(wk_attention_scratch(w, longest), sizeof *scratch);
     DL_AUTO_FREE double *q = calloc((size_t)longest * heads * w, sizeof *q),
                         *k = calloc((size_t)longest * kv_heads * w, sizeof *k);
     DL_AUTO_FREE double *v = calloc((size_t)longest * kv_heads * w, sizeof *v),
@@ -213,6 +213,56 @@ static void test_long_attention(void)
         }
         CU_ASSERT(worst < 5e-5); /* Scores reach 50, where a float32 rounding is 4e-6 before the exponential. */
     }
+}
+
+/* The square of scores is never held: twice the context takes at most twice the activations and scratch memory, at lengths
+ * where a single head's square would be many times as large as all of them. */
+static void test_long_context_memory(void)
+{
+    struct dl_model_spec spec = small_spec(4, true);
+    struct wk_model_memory short_one, long_one;
+    struct wk_model_options options = {.batch_sequences = 1, .threads = 4};
+    struct dl_err err;
+    spec.sequence_length = 1 << 16;
+    CU_ASSERT_EQUAL(wk_model_plan(&spec, &options, &short_one, &err), DL_OK);
+    spec.sequence_length = 1 << 17;
+    CU_ASSERT_EQUAL(wk_model_plan(&spec, &options, &long_one, &err), DL_OK);
+    CU_ASSERT(long_one.activations <= 2 * short_one.activations);
+    uint64_t square = (UINT64_C(1) << 34) * sizeof(float);
+    CU_ASSERT(long_one.activations < square / 50);
+}
+
+/* A whole training step over 4,160 tokens of context: what it writes stays within what was planned, the loss is that of
+ * the reference, and gradients are those of a model that sees the same numbers on two threads. */
+static void test_long_context_step(void)
+{
+    struct dl_model_spec spec = small_spec(1, true);
+    spec.layers = 1;
+    spec.width = 8;
+    spec.heads = 2;
+    spec.ffn_width = 10;
+    spec.sequence_length = 4160;
+    struct wk_model *one = make_model(&spec, 1, 1), *two = make_model(&spec, 1, 2);
+    DL_AUTO_FREE uint32_t *tokens = calloc(spec.sequence_length, sizeof *tokens);
+    DL_AUTO_FREE uint32_t *targets = calloc(spec.sequence_length, sizeof *targets);
+    draw_tokens(&spec, 1, spec.sequence_length, tokens);
+    draw_tokens(&spec, 2, spec.sequence_length, targets);
+    struct reference reference = make_reference(one);
+    double loss = 0, other = 0, expected = reference_loss(&reference, tokens, targets, 1);
+    struct dl_err err;
+    CU_ASSERT_EQUAL(wk_model_forward_backward(one, tokens, targets, &loss, &err), DL_OK);
+    CU_ASSERT_EQUAL(wk_model_forward_backward(two, tokens, targets, &other, &err), DL_OK);
+    CU_ASSERT(fabs(loss - expected) < 2e-6 * expected && loss == other);
+    for (uint32_t i = 0; i < wk_model_tensor_count(one); i++) {
+        size_t bytes = dl_tensor_elements(&wk_model_tensors(one)[i]) * sizeof(float);
+        CU_ASSERT(unit_same_bits(wk_model_gradients(one)[i], wk_model_gradients(two)[i], bytes));
+    }
+    CU_ASSERT(gradient_error(one, &reference, 2, tokens, targets, 2) < 1e-4); /* Of queries. */
+    CU_ASSERT_EQUAL(wk_model_broken_guards(one), 0);
+    CU_ASSERT_EQUAL(wk_model_broken_guards(two), 0);
+    release_reference(&reference);
+    wk_model_free(one);
+    wk_model_free(two);
 }
 
 /* Several tiles in each dimension, several logits blocks' worth of tasks. */
@@ -554,6 +604,8 @@ int main(int argc, char **argv)
     static const struct unit_case cases[] = {{"gradients against finite differences", test_gradients},
                                              {"gradients over blocks", test_gradients_over_blocks},
                                              {"long attention", test_long_attention},
+                                             {"memory of a long context", test_long_context_memory},
+                                             {"a step over a long context", test_long_context_step},
                                              {"equal bits over threads", test_equal_bits_over_threads},
                                              {"training lowers the loss", test_training_lowers_the_loss},
                                              {"no allocation in a step", test_no_allocation_in_a_step},

@@ -34,9 +34,25 @@ static struct view view_of(const struct wk_attention_shape *shape, uint32_t grou
     return view;
 }
 
-uint64_t wk_attention_scratch(void)
+uint64_t wk_attention_scratch(uint32_t head_width, uint32_t length)
 {
-    return (uint64_t)2 * QUERIES * KEYS;
+    uint64_t floats = (uint64_t)2 * QUERIES * KEYS + (uint64_t)2 * head_width * length;
+    return (floats + 15) / 16 * 16; /* Whole cache lines: threads' parts stand side by side. */
+}
+
+/* Parts of a thread's scratch memory. sgemm is up to half again as fast with these second operands as with transposed ones,
+ * whose small products have no good kernel, and every block of queries uses them again. */
+struct scratch {
+    float *scores, *grads;      /* [QUERIES][KEYS] */
+    float *keys_by_dimension;   /* [head_width][length] */
+    float *values_by_dimension; /* The same, of values; for backward. */
+};
+
+static struct scratch parts_of(float *scratch, const struct wk_attention_shape *shape)
+{
+    float *keys = scratch + (size_t)2 * QUERIES * KEYS;
+    return (struct scratch){scratch, scratch + (size_t)QUERIES * KEYS, keys,
+                            keys + (size_t)shape->head_width * shape->length};
 }
 
 /* Scores of a block after which `sum` and `maximum` cover all keys so far; earlier output is rescaled to the new
@@ -59,12 +75,13 @@ static void softmax_block(float *scores, uint32_t queries, uint32_t keys, uint32
 }
 
 static void forward_queries(const struct wk_attention_shape *shape, const struct view *view, const float *qkv,
-                            uint32_t head, uint32_t start, float *out, float *lse, float *scores,
+                            uint32_t head, uint32_t start, float *out, float *lse, const struct scratch *scratch,
                             struct wk_meter *meter, uint32_t thread)
 {
     uint32_t w = shape->head_width;
     uint32_t queries = DL_MIN(QUERIES, shape->length - start);
     uint32_t end = start + queries;
+    float *scores = scratch->scores;
     float *block_out = out + (size_t)start * view->out_stride + (size_t)head * w;
     float maximum[QUERIES], sum[QUERIES];
     for (uint32_t r = 0; r < queries; r++) {
@@ -72,14 +89,13 @@ static void forward_queries(const struct wk_attention_shape *shape, const struct
     }
     for (uint32_t key = 0; key < end; key += KEYS) {
         uint32_t keys = DL_MIN(KEYS, end - key);
-        const struct wk_gemm scores_gemm = {.transpose_b = true,
-                                            .m = queries,
+        const struct wk_gemm scores_gemm = {.m = queries,
                                             .n = keys,
                                             .k = w,
                                             .a = qkv + (size_t)start * view->stride + (size_t)head * w,
                                             .lda = view->stride,
-                                            .b = qkv + (size_t)key * view->stride + view->key,
-                                            .ldb = view->stride,
+                                            .b = scratch->keys_by_dimension + key,
+                                            .ldb = shape->length,
                                             .c = scores,
                                             .ldc = KEYS};
         wk_gemm_one(meter, thread, &scores_gemm, view->scale);
@@ -106,20 +122,24 @@ void wk_attention_forward(const struct wk_attention_shape *shape, uint32_t group
                           float *scratch, struct wk_meter *meter, uint32_t thread)
 {
     struct view view = view_of(shape, group);
+    struct scratch parts = parts_of(scratch, shape);
     wk_rope(qkv + view.key, view.stride, shape->cosine, shape->sine, shape->length, shape->head_width, 1);
+    wk_transpose(qkv + view.key, view.stride, shape->length, shape->head_width, parts.keys_by_dimension);
     for (uint32_t i = 0; i < view.head_count; i++) {
         uint32_t head = view.first_head + i;
         wk_rope(qkv + (size_t)head * shape->head_width, view.stride, shape->cosine, shape->sine, shape->length,
                 shape->head_width, 1);
         for (uint32_t start = 0; start < shape->length; start += QUERIES) {
-            forward_queries(shape, &view, qkv, head, start, out, lse + (size_t)head * shape->length, scratch, meter,
+            forward_queries(shape, &view, qkv, head, start, out, lse + (size_t)head * shape->length, &parts, meter,
                             thread);
         }
     }
 }
 
 struct backward_block {
-    const float *query, *key, *value, *dout; /* First element of each block. */
+    const float *query, *key, *dout;                    /* First element of each block. */
+    const float *key_by_dimension, *value_by_dimension; /* Rows of `length`. */
+    uint32_t length;
     float *dquery, *dkey, *dvalue;
     uint32_t queries, keys;
     uint32_t first_valid; /* Unmasked keys of the first query. */
@@ -129,14 +149,14 @@ struct backward_block {
 };
 
 /* P = exp(S - lse); dP = dO V'; dS = P (dP - delta); then dV += P' dO, dQ += dS K, dK += dS' Q. */
-static void backward_one(const struct view *view, uint32_t w, const struct backward_block *b, float *scratch,
-                         struct wk_meter *meter, uint32_t thread)
+static void backward_one(const struct view *view, uint32_t w, const struct backward_block *b,
+                         const struct scratch *scratch, struct wk_meter *meter, uint32_t thread)
 {
-    float *p = scratch, *ds = scratch + (size_t)QUERIES * KEYS;
-    struct wk_gemm gemm = {.transpose_b = true, .m = b->queries, .n = b->keys, .k = w, .ldc = KEYS};
-    gemm.a = b->query, gemm.lda = view->stride, gemm.b = b->key, gemm.ldb = view->stride, gemm.c = p;
+    float *p = scratch->scores, *ds = scratch->grads;
+    struct wk_gemm gemm = {.m = b->queries, .n = b->keys, .k = w, .ldb = b->length, .ldc = KEYS};
+    gemm.a = b->query, gemm.lda = view->stride, gemm.b = b->key_by_dimension, gemm.c = p;
     wk_gemm_one(meter, thread, &gemm, view->scale);
-    gemm.a = b->dout, gemm.lda = view->out_stride, gemm.b = b->value, gemm.c = ds;
+    gemm.a = b->dout, gemm.lda = view->out_stride, gemm.b = b->value_by_dimension, gemm.c = ds;
     wk_gemm_one(meter, thread, &gemm, 1);
     for (uint32_t r = 0; r < b->queries; r++) {
         uint32_t valid = DL_MIN(b->first_valid + r, b->keys);
@@ -163,7 +183,7 @@ static void backward_one(const struct view *view, uint32_t w, const struct backw
 
 static void backward_head(const struct wk_attention_shape *shape, const struct view *view, uint32_t head,
                           const float *qkv, const float *out, const float *lse, const float *dout, float *dqkv,
-                          float *scratch, struct wk_meter *meter, uint32_t thread)
+                          const struct scratch *scratch, struct wk_meter *meter, uint32_t thread)
 {
     uint32_t w = shape->head_width;
     size_t column = (size_t)head * w;
@@ -179,7 +199,9 @@ static void backward_head(const struct wk_attention_shape *shape, const struct v
             size_t q_row = (size_t)start * view->stride, k_row = (size_t)key * view->stride;
             const struct backward_block block = {.query = qkv + q_row + column,
                                                  .key = qkv + k_row + view->key,
-                                                 .value = qkv + k_row + view->value,
+                                                 .key_by_dimension = scratch->keys_by_dimension + key,
+                                                 .value_by_dimension = scratch->values_by_dimension + key,
+                                                 .length = shape->length,
                                                  .dout = dout + (size_t)start * view->out_stride + column,
                                                  .dquery = dqkv + q_row + column,
                                                  .dkey = dqkv + k_row + view->key,
@@ -201,13 +223,16 @@ void wk_attention_backward(const struct wk_attention_shape *shape, uint32_t grou
                            uint32_t thread)
 {
     struct view view = view_of(shape, group);
+    struct scratch parts = parts_of(scratch, shape);
     uint32_t w = shape->head_width;
+    wk_transpose(qkv + view.key, view.stride, shape->length, w, parts.keys_by_dimension);
+    wk_transpose(qkv + view.value, view.stride, shape->length, w, parts.values_by_dimension);
     for (uint32_t r = 0; r < shape->length; r++) {
         memset(dqkv + (size_t)r * view.stride + view.key, 0, w * sizeof(float));
         memset(dqkv + (size_t)r * view.stride + view.value, 0, w * sizeof(float));
     }
     for (uint32_t i = 0; i < view.head_count; i++) {
-        backward_head(shape, &view, view.first_head + i, qkv, out, lse, dout, dqkv, scratch, meter, thread);
+        backward_head(shape, &view, view.first_head + i, qkv, out, lse, dout, dqkv, &parts, meter, thread);
     }
     wk_rope(dqkv + view.key, view.stride, shape->cosine, shape->sine, shape->length, w, -1);
 }

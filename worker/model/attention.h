@@ -15,8 +15,9 @@ struct wk_attention_shape {
     const float *cosine, *sine;                   /* [length][head_width / 2] */
 };
 
-/* Floats of scratch memory a thread. */
-uint64_t wk_attention_scratch(void);
+/* Floats of scratch memory a thread: a block of scores and its gradient, and the sequence's keys and values of one head. Grows
+ * with the length, never with its square. */
+uint64_t wk_attention_scratch(uint32_t head_width, uint32_t length);
 
 /* Rotates queries and keys in place, then writes out[length][heads * head_width] and lse[heads][length] (log of the sum
  * of exponentials) for the query heads of `group`. qkv and out point at the sequence's first row. */

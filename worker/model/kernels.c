@@ -61,6 +61,11 @@ void wk_softmax_backward(float *row, float *grad, uint32_t valid, uint32_t n, fl
     kernels()->softmax_backward(row, grad, valid, n, lse, delta, scale);
 }
 
+void wk_transpose(const float *x, uint64_t stride, uint32_t rows, uint32_t columns, float *out)
+{
+    kernels()->transpose(x, stride, rows, columns, out);
+}
+
 void wk_scale(float *x, uint32_t n, float factor)
 {
     kernels()->scale(x, n, factor);

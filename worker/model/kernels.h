@@ -39,6 +39,9 @@ float wk_softmax_part(float *row, uint32_t valid, uint32_t n, float maximum_befo
 /* row[j] = exp(row[j] - lse), zero from `valid` on; then grad[j] = row[j] * (grad[j] - delta) * scale. */
 void wk_softmax_backward(float *row, float *grad, uint32_t valid, uint32_t n, float lse, float delta, float scale);
 
+/* out[columns][rows] = the transposed x, whose `rows` rows of `columns` are `stride` apart. */
+void wk_transpose(const float *x, uint64_t stride, uint32_t rows, uint32_t columns, float *out);
+
 void wk_scale(float *x, uint32_t n, float factor);
 void wk_add(float *x, const float *y, uint64_t n);
 float wk_dot(const float *x, const float *y, uint32_t n);

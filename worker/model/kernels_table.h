@@ -16,6 +16,7 @@ struct wk_kernels {
     void (*swiglu_backward)(float *gate_up, float *dhidden, uint64_t rows, uint32_t width);
     float (*softmax_part)(float *row, uint32_t valid, uint32_t n, float maximum_before, float *maximum);
     void (*softmax_backward)(float *row, float *grad, uint32_t valid, uint32_t n, float lse, float delta, float scale);
+    void (*transpose)(const float *x, uint64_t stride, uint32_t rows, uint32_t columns, float *out);
     void (*scale)(float *x, uint32_t n, float factor);
     void (*add)(float *x, const float *y, uint64_t n);
     float (*dot)(const float *x, const float *y, uint32_t n);

@@ -152,9 +152,9 @@ enum dl_rc wk_model_new(const struct dl_model_spec *spec, const struct wk_model_
     model->spec = *spec;
     model->batch_sequences = options->batch_sequences;
     model->forward_only = options->forward_only;
-    model->scratch_floats = wk_attention_scratch();
     rc = wk_dims_of(spec, options, &model->dims, err);
     if (rc == DL_OK) {
+        model->scratch_floats = wk_attention_scratch(model->dims.head_width, model->dims.length);
         rc = allocate(model, &memory, DL_MAX(options->threads, 1u), err);
     }
     if (rc != DL_OK) {

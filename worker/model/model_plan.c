@@ -192,7 +192,7 @@ void wk_place_activations(struct wk_arena *arena, const struct wk_dims *dims, ui
     all.cosine = wk_arena_take(arena, dims->length * half);
     all.sine = wk_arena_take(arena, dims->length * half);
     all.losses = (double *)(void *)wk_arena_take(arena, rows * 2);
-    all.scratch = wk_arena_take(arena, threads * wk_attention_scratch());
+    all.scratch = wk_arena_take(arena, threads * wk_attention_scratch(dims->head_width, dims->length));
     if (acts != NULL) {
         *acts = all;
     }
