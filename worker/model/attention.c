@@ -50,9 +50,11 @@ struct scratch {
 
 static struct scratch parts_of(float *scratch, const struct wk_attention_shape *shape)
 {
-    float *keys = scratch + (size_t)2 * QUERIES * KEYS;
-    return (struct scratch){scratch, scratch + (size_t)QUERIES * KEYS, keys,
-                            keys + (size_t)shape->head_width * shape->length};
+    struct scratch parts = {.scores = scratch};
+    parts.grads = scratch + (size_t)QUERIES * KEYS;
+    parts.keys_by_dimension = parts.grads + (size_t)QUERIES * KEYS;
+    parts.values_by_dimension = parts.keys_by_dimension + (size_t)shape->head_width * shape->length;
+    return parts;
 }
 
 /* Scores of a block after which `sum` and `maximum` cover all keys so far; earlier output is rescaled to the new
