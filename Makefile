@@ -136,7 +136,8 @@ define test_binary
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--as-needed -Wl,--start-group $(ARCHIVES) -Wl,--end-group $(LIBS) -lcunit
 endef
 # Allocations that fail: of all that is linked in.
-$(BUILD)/unit/kube_memory: LDFLAGS_ALL += $(foreach f,malloc calloc realloc strdup strndup asprintf __asprintf_chk,-Wl,--wrap=$(f))
+ALLOCATIONS := malloc calloc realloc aligned_alloc strdup strndup asprintf __asprintf_chk
+$(BUILD)/unit/kube_memory $(BUILD)/unit/memory: LDFLAGS_ALL += $(ALLOCATIONS:%=-Wl,--wrap=%)
 $(BUILD)/unit/%: $(BUILD)/obj/tests/unit/test_%.o $(ARCHIVES)
 	$(test_binary)
 $(BUILD)/bench/%: $(BUILD)/obj/tests/bench/bench_%.o $(ARCHIVES)

@@ -1,116 +1,11 @@
 /* Every allocation of the Kubernetes client fails once, in turn: it says so or goes on, loses nothing it was asked to keep, and
- * leaks nothing (the last under SAN=address). Linked with --wrap (Makefile); cJSON through its hooks. */
-#include <stdarg.h>
-
+ * leaks nothing (the last under SAN=address). */
 #include "operator/kube/events.h"
 #include "operator/kube/lease.h"
 #include "operator/kube/queue.h"
 #include "operator/kube/reflector.h"
+#include "tests/unit/alloc_rig.h"
 #include "tests/unit/kube_rig.h"
-
-/* Of this thread alone: the server's allocations succeed. */
-static __thread bool is_armed;
-static __thread long left, injected;
-
-static bool fails(void)
-{
-    bool is_due = is_armed && left-- == 0;
-    injected += is_due;
-    return is_due;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *old, size_t size);
-char *__real_strdup(const char *text);
-char *__real_strndup(const char *text, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-char *__wrap_strdup(const char *text);
-char *__wrap_strndup(const char *text, size_t size);
-int __wrap_asprintf(char **out, const char *fmt, ...) DL_PRINTF(2, 3);
-int __wrap___asprintf_chk(char **out, int flag, const char *fmt, ...) DL_PRINTF(3, 4);
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *old, size_t size)
-{
-    return fails() ? NULL : __real_realloc(old, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    return fails() ? NULL : __real_strdup(text);
-}
-
-char *__wrap_strndup(const char *text, size_t size)
-{
-    return fails() ? NULL : __real_strndup(text, size);
-}
-
-int __wrap_asprintf(char **out, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    int size = fails() ? -1 : vasprintf(out, fmt, args);
-    va_end(args);
-    return size;
-}
-
-int __wrap___asprintf_chk(char **out, int flag, const char *fmt, ...)
-{
-    (void)flag;
-    va_list args;
-    va_start(args, fmt);
-    int size = fails() ? -1 : vasprintf(out, fmt, args);
-    va_end(args);
-    return size;
-}
-
-static void arm(long after)
-{
-    left = after;
-    injected = 0;
-    is_armed = true;
-}
-
-/* Whether something was injected. */
-static bool disarm(void)
-{
-    is_armed = false;
-    return injected > 0;
-}
-
-/* What the server's side does in this thread does not count. */
-#define QUIETLY(...)                                                                                                   \
-    do {                                                                                                               \
-        bool was_armed_ = is_armed;                                                                                    \
-        is_armed = false;                                                                                              \
-        __VA_ARGS__;                                                                                                   \
-        is_armed = was_armed_;                                                                                         \
-    } while (0)
-
-/* Runs `scenario` with the first, second, ... allocation failing, until none is left to fail. */
-#define FAIL_EACH(at_least, scenario)                                                                                  \
-    do {                                                                                                               \
-        cJSON_Hooks hooks_ = {__wrap_malloc, free};                                                                    \
-        cJSON_InitHooks(&hooks_);                                                                                      \
-        long after_ = 0;                                                                                               \
-        while (scenario(after_)) {                                                                                     \
-            after_++;                                                                                                  \
-        }                                                                                                              \
-        cJSON_InitHooks(NULL);                                                                                         \
-        CU_ASSERT(after_ >= (at_least));                                                                               \
-    } while (0)
 
 static const char kubeconfig[] =
     "current-context: a\n"
