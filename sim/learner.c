@@ -226,6 +226,7 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
         .tensor_count = world->layout->tensor_count,
         .batch = SIM_BATCH,
         .recover = true,
+        .keep_missed = true,
     };
     struct dl_err err;
     if (wk_link_new(&config, &learner->link, &err) != DL_OK) {

@@ -451,6 +451,9 @@ void sim_world_learner(const struct sim_world *world, uint32_t n, struct sim_lea
         wk_link_data_view(learner->link, &data);
         view->unleased = data.unleased;
         view->leases_lost = data.revoked;
+        for (uint32_t p = 0; p < world->layout->fragment_count; p++) {
+            view->merged_tokens += world->incarnations[learner->incarnation].merged_tokens[p];
+        }
     }
 }
 

@@ -67,7 +67,8 @@ struct sim_learner_view {
     uint32_t incarnations;
     double waited_seconds; /* Of this incarnation, at boundaries. */
     uint64_t unleased,
-        leases_lost; /* Of this incarnation: sequences trained without a lease; how often leases were lost. */
+        leases_lost;        /* Of this incarnation: sequences trained without a lease; how often leases were lost. */
+    uint64_t merged_tokens; /* Of this process; summed over the fragments. */
 };
 void sim_world_learner(const struct sim_world *world, uint32_t learner, struct sim_learner_view *view);
 const struct sy_core *sim_world_core(const struct sim_world *world, uint32_t shard); /* NULL while it is down. */

@@ -71,35 +71,23 @@ static enum dl_rc make_order(struct sim_record *record, struct dl_err *err)
 
 /* --- pushes and their snapshots --- */
 
-/* The versions of a fragment come in the order of their rounds. */
-static const struct sim_commit *commit_of_round(const struct sim_record *record, uint32_t fragment, uint64_t round)
-{
-    if (fragment >= record->layout->fragment_count) {
-        return NULL;
-    }
-    const struct sim_commit *first = &record->commits[record->first_commit[fragment]];
-    uint32_t low = 0, high = record->version_count[fragment];
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (first[middle].round < round) {
-            low = middle + 1;
-        } else {
-            high = middle;
-        }
-    }
-    return low < record->version_count[fragment] && first[low].round == round ? first + low : NULL;
-}
-
+/* A push becomes part of the version after its base or, when it missed that round, of one of the next few. */
 static void match_snapshot(struct sim_record *record, uint32_t incarnation, uint32_t index)
 {
     struct sim_entry *entry = &record->incarnations[incarnation].entries[index];
-    const struct sim_commit *commit = commit_of_round(record, entry->fragment, entry->b);
-    for (uint32_t i = 0; commit != NULL && i < commit->push_count; i++) {
-        struct sim_push *push = &record->pushes[commit->first_push + i];
-        if (push->incarnation == incarnation && push->step == entry->step && push->base_version == entry->a) {
-            push->entry = index;
-            entry->commit = (uint32_t)(commit - record->commits);
-            entry->push = commit->first_push + i;
+    uint64_t last = entry->a + 1;
+    for (uint32_t i = 0; i < record->spec_count; i++) {
+        last = DL_MAX(last, entry->a + 1 + record->specs[i].spec->sync.merge.staleness_max);
+    }
+    for (uint64_t version = entry->a + 1; version <= last && entry->push == SIM_NO_ENTRY; version++) {
+        const struct sim_commit *commit = sim_record_commit(record, entry->fragment, version);
+        for (uint32_t i = 0; commit != NULL && i < commit->push_count; i++) {
+            struct sim_push *push = &record->pushes[commit->first_push + i];
+            if (push->incarnation == incarnation && push->step == entry->step && push->base_version == entry->a) {
+                push->entry = index;
+                entry->commit = (uint32_t)(commit - record->commits);
+                entry->push = commit->first_push + i;
+            }
         }
     }
 }

@@ -111,9 +111,9 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
         bool asked =
             i != UINT32_MAX && member->parts[i].state == SY_PART_ASKED && push->round == core->rounds[i].number;
         if (asked) {
-            /* It has answered, if not well. */
+            /* It has answered, if not well. On a base that is too old it has something better from its next step on. */
             core->rounds[i].outstanding--;
-            member->parts[i].state = SY_PART_REFUSED;
+            member->parts[i].state = verdict == DL_VERDICT_STALE_BASE ? SY_PART_DECLINED : SY_PART_REFUSED;
             member->parts[i].answered_step = member->step;
         }
         sy_settle(core);

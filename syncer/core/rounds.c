@@ -8,6 +8,8 @@
 #include "syncer/core/state.h"
 #include "syncer/merge/merge.h"
 
+#define EARLY_STEP 0.5 /* A boundary may come after so much of the time that the last steps took. */
+
 void sy_round_move(struct sy_round *round, enum sy_round_state to)
 {
     static const bool allowed[SY_ROUND_STATES][SY_ROUND_STATES] = {
@@ -32,6 +34,22 @@ bool sy_part_is_eligible(const struct sy_core *core, const struct sy_member *mem
 {
     const struct sy_part *part = &member->parts[local];
     return sy_is_training(member) && part->version == core->rounds[local].version && part->steps >= 1;
+}
+
+/* May have something to give by its next boundary. One that holds the current version may have reported no step on it yet,
+ * but will have taken one by then: were it asked only after that step, a learner whose steps are long would come too late
+ * for good. One that holds an older version may have work on it that missed its round (worker/link/link_missed.c), as long
+ * as a push on that base would be accepted. */
+static bool is_worth_asking(const struct sy_core *core, const struct sy_member *member, uint32_t local)
+{
+    const struct sy_part *part = &member->parts[local];
+    const struct sy_round *round = &core->rounds[local];
+    if (!sy_is_training(member) || part->version > round->version) {
+        return false;
+    }
+    bool merged = part->merged && part->version <= part->merged_base;
+    return part->version == round->version || (part->version >= round->floor && !merged &&
+                                               round->version - part->version <= core->spec->sync.merge.staleness_max);
 }
 
 bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need)
@@ -89,10 +107,26 @@ void sy_round_open(struct sy_core *core, uint32_t local, uint32_t warm_need)
     bool waiting_form = round->warmup || core->spec->sync.mode == DL_SYNC_SYNCHRONOUS;
     for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
-        if (sy_part_is_eligible(core, member, local) || (waiting_form && sy_is_training(member))) {
+        if (is_worth_asking(core, member, local) || (waiting_form && sy_is_training(member))) {
             sy_round_ask(core, local, m);
         }
     }
+}
+
+/* Whether somebody may still come within the window. A learner whose next boundary lies beyond it, by the pace of its last
+ * steps, does not hold the round open in vain. */
+static bool may_come(const struct sy_core *core, uint32_t local)
+{
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_member *member = &core->members[m];
+        enum sy_part_state state = member->parts[local].state;
+        int64_t boundary_ns = member->meta_ns + sy_ns(EARLY_STEP * fmax(member->step_seconds, 0));
+        bool in_time = boundary_ns <= core->rounds[local].deadline_ns;
+        if (state == SY_PART_ANNOUNCED || (state == SY_PART_ASKED && in_time)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool transfers(const struct sy_core *core, uint32_t local)
@@ -326,7 +360,7 @@ static void check_round(struct sy_core *core, uint32_t local)
         round->deadline_ns = core->now_ns + sy_ns(core->grace_seconds);
         sy_round_move(round, SY_ROUND_GRACE);
     }
-    bool awaits = round->warmup ? sy_warm_awaits(core, local) : round->outstanding > 0;
+    bool awaits = round->warmup ? sy_warm_awaits(core, local) : may_come(core, local);
     if (round->state == SY_ROUND_GRACE && (!awaits || core->now_ns >= round->deadline_ns)) {
         sy_round_close(core, local);
     } else if (round->state == SY_ROUND_PULLING && core->now_ns >= round->deadline_ns) {

@@ -177,7 +177,8 @@ static void test_warmup_syncs_all_fragments_every_interval(void)
     rig_step(rig, 0);
     rig_step(rig, 0);
     CU_ASSERT_EQUAL(rig_view(rig).phase, SY_TRAINING);
-    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 1); /* From here on one fragment every H / 4 steps. */
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 4); /* From here on one fragment every H / 4 steps, of all four. */
+    CU_ASSERT_PTR_NOT_NULL(rig_pull(rig, 3, rig_action(rig, SY_ACT_PULL, 0)->fragment));
     CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_PULL, 0)->as.pull.flags, 0);
     CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_PULL, 0)->as.pull.pull_within_steps, DL_UNBOUNDED);
     rig_free(rig);

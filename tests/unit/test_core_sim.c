@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "common/mem.h"
 #include "common/rng.h"
 #include "sim/world.h"
 #include "tests/unit/unit.h"
@@ -199,6 +200,54 @@ static struct rates run_hampered(uint32_t warmup_steps, bool hampered)
     return rates;
 }
 
+/* The share of a learner's work that is merged, when it is `slower` times as slow as the three others: of its tokens in
+ * each fragment. */
+static double merged_share(double slower, uint32_t interval, uint32_t quorum, double seconds)
+{
+    struct dl_spec *spec = new_spec();
+    spec->training.token_budget = 1000000000;
+    spec->sync.fragments = 4;
+    spec->sync.interval = interval;
+    spec->sync.warmup.steps = 0;
+    spec->sync.quorum = (struct dl_count_or_percent){.value = quorum};
+    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
+    sim_faults_none(&config.faults);
+    config.faults.step_seconds = 0.1;
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    bool over = false;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    sim_world_set_speed(world, 2, slower);
+    CU_ASSERT_EQUAL_FATAL(sim_world_run(world, (int64_t)(seconds * 1e9), &over, &err), DL_OK);
+    struct sim_learner_view fast, slow;
+    sim_world_learner(world, 0, &fast);
+    sim_world_learner(world, 2, &slow);
+    struct sy_core_view view;
+    sy_core_view(sim_world_core(world, 0), sim_world_now(world), &view);
+    double share = (double)slow.merged_tokens / (double)(slow.tokens * spec->sync.fragments);
+    printf("\n    %gx H=%u K=%u: %llu steps, %.2f merged (fast: %.2f), late %llu stale %llu; rounds %llu ", slower,
+           interval, quorum, (unsigned long long)slow.step, share,
+           (double)fast.merged_tokens / (double)(fast.tokens * spec->sync.fragments),
+           (unsigned long long)view.verdicts[DL_VERDICT_LATE], (unsigned long long)view.verdicts[DL_VERDICT_STALE_BASE],
+           (unsigned long long)view.rounds_merged);
+    CU_ASSERT_EQUAL(fast.waited_seconds, 0);
+    sim_world_free(world);
+    dl_spec_free(spec);
+    return share;
+}
+
+/* Q6: a slow learner holds up nobody, and its work counts all the same, however long its steps are against H. */
+static void test_slow_learner_is_merged(void)
+{
+    static const double factors[] = {1.5, 2, 4, 4.13, 7.9, 8, 16, 20, 24, 60};
+    for (size_t i = 0; i < DL_COUNT_OF(factors); i++) {
+        for (uint32_t quorum = 1; quorum <= 3; quorum += 2) {
+            double share = merged_share(factors[i], 8, quorum, 120);
+            CU_ASSERT(share > 0.4);
+        }
+    }
+}
+
 static void test_decoupled_learners_never_wait(void)
 {
     struct rates free = run_hampered(0, false), hampered = run_hampered(0, true);
@@ -353,6 +402,7 @@ static void test_data_over_restarts(void)
 
 UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish},
           {"decoupled learners never wait", test_decoupled_learners_never_wait},
+          {"a slow learner is merged", test_slow_learner_is_merged},
           {"synchronous form", test_synchronous_form_goes_at_the_slowest_ones_speed},
           {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long},
           {"J5 J8: cut off", test_cut_off_and_cut_off_for_too_long}, {"J8: restarts", test_data_over_restarts})

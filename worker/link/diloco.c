@@ -461,6 +461,7 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
         .tensor_count = d->tensor_count,
         .batch = d->batch,
         .recover = d->role == DILOCO_LEARNER && hub->token != NULL,
+        .keep_missed = true,
     };
     enum dl_rc rc = wk_link_new(&config, &hub->link, err);
     if (rc != DL_OK) {

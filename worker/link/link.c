@@ -61,6 +61,7 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     link->data.batch = config->role == DL_ROLE_LEARNER ? config->batch : 0;
     link->data.wait_until_ns = -1;
     link->loss = NAN;
+    link->keep_missed = config->keep_missed && config->role == DL_ROLE_LEARNER;
     link->recover.state = config->recover && config->role == DL_ROLE_LEARNER ? WK_RECOVER_ASKING : WK_RECOVER_OFF;
     link->recover.since_ns = INT64_MAX;
     link->left_ns = link->waiting_ns = -1;
@@ -351,6 +352,9 @@ static const char *check_fragment(const struct wk_link *link, uint32_t p)
     if (conn->state != WK_CONN_READY && !conn->close_wanted &&
         (fragment->pulled || fragment->none_due || receiving > 0 || conn->awaits_pull || fragment->awaits_update)) {
         return "something of a lost connection is left";
+    }
+    if (fragment->push.state == WK_PUSH_MISSED && (!link->keep_missed || fragment->push.seed || fragment->push.kept)) {
+        return "a push waits for a round that it cannot be for";
     }
     if (fragment->push.offset > fragment->push.head.bytes) {
         return "more of a push was sent than it has";

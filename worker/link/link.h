@@ -55,6 +55,9 @@ struct wk_link_config {
     uint32_t tensor_count;
     uint32_t batch; /* Sequences of the job's data in one step; 0: the trainer takes none from its ledger. */
     bool recover;   /* The shell can fetch state from peers (WK_STEP_FETCH). Learners only. */
+    /* A push that missed its round is offered in the next one (link_missed.c). Not in a replay, which does what the tape
+     * says. */
+    bool keep_missed;
 };
 
 DL_MUST_CHECK enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out, struct dl_err *err);

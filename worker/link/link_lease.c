@@ -176,6 +176,7 @@ void wk_lease_lost(struct wk_link *link)
         struct wk_fragment *fragment = &link->fragments[p];
         fragment->version = 0;
         fragment->push.kept = false;
+        wk_missed_forget(link, p);
         for (uint32_t i = 0; i < WK_SLOTS; i++) {
             /* One that is being applied is a state of the ensemble, but what it was mixed with is not. */
             struct wk_slot *slot = &fragment->slots[i];

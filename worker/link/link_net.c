@@ -33,7 +33,9 @@ static void forget_connection(struct wk_link *link, uint32_t shard)
                 fragment->slots[i].state = WK_SLOT_FREE;
             }
         }
-        wk_push_drop(&fragment->push, conn, p);
+        if (fragment->push.state != WK_PUSH_MISSED) {
+            wk_push_drop(&fragment->push, conn, p);
+        }
     }
     conn->placed = conn->hello_sent = conn->meta_due = conn->meta_was_last = conn->awaits_pull = false;
     conn->close_wanted = false;
@@ -157,14 +159,19 @@ static void on_pull(struct wk_link *link, uint32_t shard, const struct dl_wire_p
     }
     wk_trace_acked(link, &link->conns[shard], pull->trace_acked);
     struct wk_push *push = &fragment->push;
-    if (push->state != WK_PUSH_NONE && push->head.round == pull->round && !push->dropped) {
+    bool waits = push->state != WK_PUSH_NONE && push->state != WK_PUSH_MISSED;
+    if (waits && push->head.round == pull->round && !push->dropped) {
         return; /* Asked twice; the answer is on its way. */
     }
-    wk_push_drop(push, &link->conns[shard], pull->fragment); /* Its round is over, or there would be no new one. */
-    fragment->pulled = true;
     fragment->pull = *pull;
     fragment->none_due = false;
     link->conns[shard].awaits_pull = false;
+    /* The round of what is here is over, or there would be no new one. */
+    fragment->pulled = !wk_missed_offer(link, pull->fragment, pull);
+    if (!fragment->pulled) {
+        return;
+    }
+    wk_push_drop(push, &link->conns[shard], pull->fragment);
     bool busy = push->state != WK_PUSH_NONE;
     if ((pull->flags & DL_PULL_SEED) != 0 && link->prepared && !busy) {
         wk_push_seed(link, pull->fragment);
@@ -183,6 +190,11 @@ static void on_result(struct wk_link *link, uint32_t shard, const struct dl_wire
     }
     if (result->verdict == DL_VERDICT_LEASE_LOST) {
         wk_lease_lost(link);
+        return;
+    }
+    if (result->verdict == DL_VERDICT_LATE && wk_missed_late(link, result->fragment, result->round)) {
+        wk_note(link, 0, "push is late round=%llu fragment=%u: it is kept for the next round",
+                (unsigned long long)result->round, result->fragment);
         return;
     }
     bool ordinary = result->verdict == DL_VERDICT_LATE || result->verdict == DL_VERDICT_NOTHING;

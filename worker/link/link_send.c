@@ -110,6 +110,9 @@ void wk_link_on_chunk_sent(struct wk_link *link, int64_t now_ns, uint32_t shard)
         wk_push_dropped(link, conn->chunk_fragment);
         return;
     }
+    if (push->state != WK_PUSH_SENDING) {
+        return; /* Its round is over; it begins anew in the next. */
+    }
     push->offset += conn->chunk_bytes;
     if (push->offset == push->head.bytes) {
         push->state = WK_PUSH_NONE;
@@ -150,7 +153,8 @@ static bool has_pushes(const struct wk_link *link, uint32_t shard)
 {
     WK_FOR_SHARD(link, shard, p)
     {
-        if (link->fragments[p].push.state != WK_PUSH_NONE) {
+        enum wk_push_state state = link->fragments[p].push.state;
+        if (state != WK_PUSH_NONE && state != WK_PUSH_MISSED) {
             return true;
         }
     }

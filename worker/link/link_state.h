@@ -1,5 +1,5 @@
 /* The inside of wk_link, shared by its parts: link.c (life, views), link_net.c (connections), link_step.c (boundaries),
- * link_lease.c (the job's data). Pure; included by nothing else. */
+ * link_lease.c (the job's data), link_missed.c (pushes that come too late). Pure; included by nothing else. */
 #ifndef DL_WORKER_LINK_LINK_STATE_H
 #define DL_WORKER_LINK_LINK_STATE_H
 
@@ -55,7 +55,13 @@ struct wk_slot { /* An update that comes in, or waits for its boundary. */
     bool forgotten;    /* Its version is one the syncer no longer knows. */
 };
 
-enum wk_push_state { WK_PUSH_NONE, WK_PUSH_SNAPSHOT, WK_PUSH_READY, WK_PUSH_SENDING };
+enum wk_push_state {
+    WK_PUSH_NONE,
+    WK_PUSH_SNAPSHOT,
+    WK_PUSH_READY,
+    WK_PUSH_SENDING,
+    WK_PUSH_MISSED, /* Encoded, but its round is over: it waits for the next one's PULL. */
+};
 
 struct wk_push {
     enum wk_push_state state;
@@ -63,12 +69,14 @@ struct wk_push {
     bool seed;
     bool dropped;    /* Of no use any more, while someone still works on its bytes. */
     bool kept;       /* Sent in full: its bytes stay, and say what the snapshot was. */
+    bool missed;     /* SNAPSHOT: its round is over already. */
     uint64_t offset; /* Bytes sent. */
     uint64_t order;  /* First come, first sent. */
 };
 
 struct wk_fragment {
     uint64_t version, round, applied_step;
+    uint64_t pushed_base; /* Of the last snapshot: what was trained on this version has been given to a push. */
     uint32_t steps;
     uint64_t tokens;
     bool adopted; /* An update was applied. */
@@ -172,6 +180,7 @@ struct wk_link {
 
     struct dl_layout *layout;
     bool prepared; /* The shell holds the base copy. */
+    bool keep_missed;
     bool joined;
     enum dl_codec compression;
     enum dl_apply_mode apply;
@@ -243,6 +252,15 @@ void wk_push_seed(struct wk_link *link, uint32_t fragment);
 /* Version held: applied, or complete and waiting for its boundary. */
 uint64_t wk_version_held(const struct wk_fragment *fragment);
 void wk_fragment_wire(const struct wk_link *link, uint32_t fragment, struct dl_wire_fragment *out);
+/* link_missed.c */
+/* Whether an update would replace work on the fragment that no push has carried, and there is a place to keep it. */
+bool wk_is_unheard(const struct wk_link *link, uint32_t fragment);
+/* A PULL came: true when a push that is here goes out for its round, instead of a new one. */
+bool wk_missed_offer(struct wk_link *link, uint32_t fragment, const struct dl_wire_pull *pull);
+/* The push of this round was late: true when it is kept for the next one. */
+bool wk_missed_late(struct wk_link *link, uint32_t fragment, uint64_t round);
+/* What was trained so far is nobody's any more. */
+void wk_missed_forget(struct wk_link *link, uint32_t fragment);
 /* link_recover.c */
 void wk_recover_on_peers(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_peers *peers);
 void wk_recover_on_held(struct wk_link *link, const struct dl_wire_held *held);

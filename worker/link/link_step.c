@@ -66,6 +66,42 @@ static struct wk_slot *complete_slot(struct wk_fragment *fragment, uint32_t *ind
     return best;
 }
 
+static void begin_snapshot(struct wk_link *link, uint32_t p, uint64_t round, bool missed, struct wk_step *step)
+{
+    struct wk_fragment *fragment = &link->fragments[p];
+    fragment->pulled = false;
+    fragment->push = (struct wk_push){
+        .state = WK_PUSH_SNAPSHOT,
+        .missed = missed,
+        .head = {.round = round,
+                 .fragment = p,
+                 .base_version = fragment->version,
+                 .step = link->step,
+                 .steps = fragment->steps,
+                 .tokens = fragment->tokens,
+                 .lease = link->data.lease,
+                 .cursor = link->data.cursor,
+                 .codec = (uint8_t)link->compression,
+                 .bytes = dl_codec_bytes(link->compression, link->layout->fragments[p].padded_elements)},
+    };
+    step->type = WK_STEP_SNAPSHOT;
+    step->fragment = p;
+    step->codec = link->compression;
+}
+
+/* What the update replaces, and no push has carried, is snapshot first: for the round that asks for it, or, where the update
+ * says that this one is over, for the next. */
+static bool rescue(struct wk_link *link, uint32_t p, const struct dl_wire_update *update, struct wk_step *step)
+{
+    if (!wk_is_unheard(link, p)) {
+        return false;
+    }
+    const struct wk_fragment *fragment = &link->fragments[p];
+    bool open = fragment->pulled && fragment->pull.version >= update->version;
+    begin_snapshot(link, p, fragment->pulled ? fragment->pull.round : update->round, !open, step);
+    return true;
+}
+
 /* What was trained since the snapshot can be kept only when the update merges the very round that the snapshot was for.
  */
 static bool can_rebase(const struct wk_link *link, const struct wk_fragment *fragment,
@@ -83,6 +119,9 @@ static bool next_apply(struct wk_link *link, struct wk_step *step)
         struct wk_slot *slot = complete_slot(fragment, &step->slot);
         if (slot == NULL) {
             continue;
+        }
+        if (rescue(link, p, &slot->update, step)) {
+            return true;
         }
         struct wk_push *push = &fragment->push;
         if (push->seed && push->state != WK_PUSH_NONE) {
@@ -186,7 +225,8 @@ static bool answer_pull(struct wk_link *link, uint32_t p, struct wk_step *step)
         answer_none(fragment, p, DL_VERDICT_LATE);
         return false;
     }
-    if (pull->version > fragment->version || newer_is_coming(fragment, pull->version)) {
+    bool stale = pull->version > fragment->version;
+    if (newer_is_coming(fragment, pull->version) || (stale && !wk_is_unheard(link, p))) {
         return false; /* The update on its way decides. */
     }
     if (fragment->steps == 0) {
@@ -201,23 +241,7 @@ static bool answer_pull(struct wk_link *link, uint32_t p, struct wk_step *step)
             return true;
         }
     }
-    fragment->pulled = false;
-    *push = (struct wk_push){
-        .state = WK_PUSH_SNAPSHOT,
-        .head = {.round = pull->round,
-                 .fragment = p,
-                 .base_version = fragment->version,
-                 .step = link->step,
-                 .steps = fragment->steps,
-                 .tokens = fragment->tokens,
-                 .lease = link->data.lease,
-                 .cursor = link->data.cursor,
-                 .codec = (uint8_t)link->compression,
-                 .bytes = dl_codec_bytes(link->compression, link->layout->fragments[p].padded_elements)},
-    };
-    step->type = WK_STEP_SNAPSHOT;
-    step->fragment = p;
-    step->codec = link->compression;
+    begin_snapshot(link, p, pull->round, false, step);
     return true;
 }
 
@@ -253,6 +277,11 @@ void wk_link_on_snapshot(struct wk_link *link, uint32_t p)
     }
     wk_link_trace(link, "snapshot", p, push->head.base_version, push->head.round, push->head.steps, NULL);
     push->head.trace = link->trace.made;
+    fragment->pushed_base = push->head.base_version;
+    if (push->missed) {
+        push->state = WK_PUSH_MISSED;
+        return;
+    }
     push->state = WK_PUSH_READY;
     push->order = ++link->push_order;
     const struct dl_wire_pull *pull = &fragment->pull;

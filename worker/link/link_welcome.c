@@ -66,6 +66,7 @@ static bool forget_newer(struct wk_link *link, const struct dl_wire_welcome *wel
         if (fragment->version > theirs) {
             fragment->version = 0;
             any = true;
+            wk_missed_forget(link, welcome->fragments[i].fragment);
         }
     }
     return any;
