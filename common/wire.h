@@ -127,6 +127,7 @@ enum dl_stop_result { DL_STOP_SUCCEEDED = 0, DL_STOP_REQUESTED = 1, DL_STOP_TIME
 #define DL_PULL_SEED 1u   /* Push the values themselves (codec none), not a delta: the first state of the job. */
 #define DL_PULL_WARMUP 2u /* A round of interval warm-up. */
 #define DL_PULL_FINAL 4u  /* The last round of this fragment. */
+#define DL_PULL_MISSED 8u /* A push that missed an earlier round will do, and is better than to come late again. */
 #define DL_UNBOUNDED UINT32_MAX
 
 struct dl_wire_fragment {  /* One fragment as seen by a learner, or as held by the syncer. */

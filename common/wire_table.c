@@ -87,7 +87,7 @@ static const struct dl_wire_field pull_fields[] = {
     COUNTER(pull, round),
     FRAGMENT(pull),
     COUNTER(pull, version),
-    U32(pull, flags, 0, DL_PULL_SEED | DL_PULL_WARMUP | DL_PULL_FINAL),
+    U32(pull, flags, 0, DL_PULL_SEED | DL_PULL_WARMUP | DL_PULL_FINAL | DL_PULL_MISSED),
     U32(pull, pull_within_steps, 0, DL_UNBOUNDED),
     U32(pull, update_within_steps, 0, DL_UNBOUNDED),
     U32(pull, wait_ms, 0, UINT32_MAX),

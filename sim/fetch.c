@@ -1,9 +1,11 @@
 /* sim_world, a joiner that takes its state from a peer: what wk_fetch does, without its bytes. Peers die, refuse or go
  * silent in the middle; what they offer is what their links say they hold. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/mem.h"
 #include "sim/state.h"
+#include "worker/link/trace_pack.h"
 
 #define TRANSFER_SECONDS 2.0
 #define GIVE_UP_SECONDS 15.0
@@ -21,6 +23,12 @@ static struct sim_learner *find_peer(struct sim_world *world, const struct dl_wi
     return NULL;
 }
 
+void sim_fetch_release(struct sim_learner *learner)
+{
+    free(dl_take(learner->fetch.trace));
+    learner->fetch.under_way = false;
+}
+
 static void begin(struct sim_world *world, struct sim_learner *learner)
 {
     struct sim_learner *peer = find_peer(world, &learner->fetch.peer);
@@ -31,6 +39,14 @@ static void begin(struct sim_world *world, struct sim_learner *learner)
         wk_link_base(peer->link, p, &learner->fetch.offers[p]);
         learner->fetch.offers[p].content_hash = peer->base_content[p];
     }
+    struct dl_err err;
+    sim_fetch_release(learner);
+    if (wk_trace_pack(peer->link, &learner->fetch.trace, &learner->fetch.trace_size, &err) != DL_OK) {
+        sim_fail(world, "%s", err.text);
+        return;
+    }
+    learner->fetch.incarnation = peer->incarnation;
+    learner->fetch.peer_done = world->incarnations[peer->incarnation].done_count;
     wk_link_on_offers(learner->link, learner->fetch.offers);
     learner->fetch.under_way = true;
     learner->fetch.generation = peer->generation;
@@ -58,6 +74,23 @@ static bool take(struct sim_world *world, uint32_t n)
     return all;
 }
 
+/* What the peer had yet to deliver is this learner's to deliver as well. */
+static void take_trace(struct sim_world *world, uint32_t n)
+{
+    struct sim_learner *learner = &world->learners[n];
+    struct dl_err err;
+    struct wk_link_view view;
+    wk_link_view(learner->link, &view);
+    uint64_t position = view.trace_made + 1;
+    if (wk_trace_unpack(learner->link, learner->fetch.trace, learner->fetch.trace_size, &err) != DL_OK) {
+        sim_fail(world, "learner %u: %s", n, err.text);
+        return;
+    }
+    while (wk_link_trace_next(learner->link, &position, &world->scratch.as.trace)) {
+        sim_tape_adopted(world, n, &world->scratch.as.trace);
+    }
+}
+
 bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns)
 {
     struct sim_learner *learner = &world->learners[n];
@@ -75,7 +108,7 @@ bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns)
     }
     const struct sim_learner *peer = find_peer(world, &learner->fetch.peer);
     if (peer == NULL || peer->generation != learner->fetch.generation) {
-        learner->fetch.under_way = false; /* It died meanwhile. */
+        sim_fetch_release(learner); /* It died meanwhile. */
         return true;
     }
     if (!take(world, n) && world->now_ns < learner->fetch.give_up_ns) {
@@ -84,9 +117,10 @@ bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns)
     }
     struct dl_wire_recovered report = {.learner = learner->fetch.peer.learner, .nonce = learner->fetch.peer.nonce};
     memcpy(report.uid, learner->fetch.peer.uid, sizeof report.uid);
-    learner->fetch.under_way = false;
+    take_trace(world, n);
+    sim_fetch_release(learner);
     world->counts.recoveries++;
     wk_link_on_recovered(learner->link, &report);
-    sim_tape_done(world, n, "state", DL_TRACE_NO_FRAGMENT, report.nonce);
+    sim_tape_recovered(world, n, learner->fetch.incarnation, learner->fetch.peer_done);
     return true;
 }

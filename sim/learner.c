@@ -236,7 +236,7 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
     char serve[32];
     snprintf(serve, sizeof serve, "learner-%u:1", n);
     wk_link_set_serve(learner->link, serve);
-    learner->fetch.under_way = false;
+    sim_fetch_release(learner);
     learner->generation++;
     learner->incarnations++;
     learner->incarnation = sim_ledger_incarnation(world, learner->nonce);
@@ -283,6 +283,7 @@ void sim_learner_kill(struct sim_world *world, uint32_t n)
     wk_link_view(learner->link, &view);
     learner->steps_before += view.step;
     wk_link_free(dl_take(learner->link));
+    sim_fetch_release(learner);
     learner->alive = false;
     learner->generation++;
     learner->stalled_until_ns = 0;

@@ -121,6 +121,10 @@ struct sim_learner {
         uint64_t generation; /* Of that peer's process. */
         int64_t until_ns, give_up_ns;
         struct wk_offer offers[SIM_FRAGMENTS_MAX];
+        uint32_t incarnation; /* Of the peer, */
+        uint64_t peer_done;   /* what it had done when its state was taken, */
+        uint8_t *trace;       /* and of that, what it had yet to deliver; malloc'd. */
+        size_t trace_size;
     } fetch;
     uint64_t steps_before;
 };
@@ -166,6 +170,11 @@ struct sim_syncer {
     uint64_t cuts_begun;
 };
 
+struct sim_delivery {
+    uint32_t owner; /* Incarnation. */
+    uint64_t seq;
+};
+
 struct sim_incarnation {
     uint64_t nonce, tokens; /* Trained in truth. */
     uint64_t merged_tokens[SIM_FRAGMENTS_MAX], merged_base[SIM_FRAGMENTS_MAX];
@@ -173,6 +182,15 @@ struct sim_incarnation {
     struct dl_trace_entry *done;
     uint64_t done_count, done_capacity;
     uint64_t traced[SIM_SHARDS_MAX], traced_durably[SIM_SHARDS_MAX];
+    /* What it has to deliver, by position: its own entries, and those of a peer whose state it took over. */
+    struct sim_delivery *order;
+    uint64_t order_count, order_capacity;
+    uint64_t received[SIM_SHARDS_MAX], received_durably[SIM_SHARDS_MAX]; /* Positions. */
+    struct { /* Its state depends on what that peer had done by then. */
+        bool is_known;
+        uint32_t peer;                     /* Incarnation. */
+        uint64_t peer_done, position, seq; /* Position and number of its own entry that says so. */
+    } origin;
     struct sim_clock clock; /* What its parameters depended on at position `clock_at` of `done`. */
     uint64_t clock_at;
     struct wk_range *taken; /* Data that it trained on, by lease. */
@@ -256,6 +274,7 @@ void sim_learner_wake(struct sim_world *world, uint32_t n);
 /* fetch.c */
 /* WK_STEP_FETCH: true when it has moved on; false: at `*again_ns` it is to be looked at again. */
 bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns);
+void sim_fetch_release(struct sim_learner *learner);
 
 /* syncer.c */
 void sim_syncer_start(struct sim_world *world, uint32_t shard);
@@ -305,7 +324,11 @@ void sim_ledger_content(struct sim_world *world, uint32_t fragment, uint64_t ver
 
 /* tape.c: what learners deliver to the event tape, held against what they did. */
 void sim_tape_done(struct sim_world *world, uint32_t n, const char *kind, uint32_t fragment, uint64_t a);
-void sim_tape_take(struct sim_world *world, uint32_t shard, const struct dl_wire_trace *trace);
+/* Learner `n` delivers from now on what the page holds. */
+void sim_tape_adopted(struct sim_world *world, uint32_t n, const struct dl_wire_trace *page);
+/* It goes on with the state of an incarnation, as that was after `peer_done` entries. */
+void sim_tape_recovered(struct sim_world *world, uint32_t n, uint32_t peer, uint64_t peer_done);
+void sim_tape_take(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_trace *trace);
 void sim_tape_announced(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);
 void sim_tape_durable(struct sim_world *world, uint32_t shard); /* All that came is: a commit. */
 void sim_tape_merged(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);

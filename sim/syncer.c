@@ -419,7 +419,7 @@ static void on_control(struct sim_world *world, uint32_t c, const struct dl_wire
     } else if (message->type == DL_WIRE_PUSH) {
         on_push(world, c, &message->as.push);
     } else if (message->type == DL_WIRE_TRACE) {
-        sim_tape_take(world, conn->shard, &message->as.trace);
+        sim_tape_take(world, conn->shard, conn->nonce, &message->as.trace);
     } else if (message->type == DL_WIRE_MARKER) {
         sy_core_on_marker(syncer->core, world->now_ns, member, &message->as.marker);
     } else if (message->type == DL_WIRE_PUSH_NONE) {
@@ -547,6 +547,8 @@ void sim_syncer_durable(struct sim_world *world, uint32_t shard, uint32_t local)
         }
         sim_ledger_merge(world, fragment, held->nonce, &held->push);
         sim_tape_merged(world, shard, held->nonce, &held->push);
+        world->counts.pushes_merged++;
+        world->counts.stale_merged += held->push.base_version + 1 < syncer->durable[local].version ? 1 : 0;
         if (shard == 0) {
             sim_data_count(world, held->nonce, &held->push);
         }

@@ -113,6 +113,7 @@ void sim_world_free(struct sim_world *world)
     }
     for (uint32_t n = 0; n < SIM_LEARNERS_MAX; n++) {
         wk_link_free(world->learners[n].link);
+        sim_fetch_release(&world->learners[n]);
     }
     for (uint32_t s = 0; s < SIM_SHARDS_MAX; s++) {
         struct sim_syncer *syncer = &world->syncers[s];
@@ -141,6 +142,7 @@ void sim_world_free(struct sim_world *world)
     }
     for (uint32_t i = 0; i < world->incarnation_count; i++) {
         free(world->incarnations[i].done);
+        free(world->incarnations[i].order);
     }
     free(world->conns);
     sim_data_release(world);

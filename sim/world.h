@@ -77,6 +77,7 @@ struct sim_counts { /* What really happened. */
     uint64_t events, cuts, half_open, blocks, kills, stalls, crashes, drains, pauses, late_joins;
     uint64_t damaged, nans, absurd, repeats, full_disks;
     uint64_t connects, merges, seeds, versions_applied, cuts_made, traced, recoveries, fragments_recovered;
+    uint64_t traces_adopted, pushes_merged, stale_merged; /* Of the merged ones, those on an older base. */
     uint64_t sequences, unleased, leases, returns, counted;
 };
 const struct sim_counts *sim_world_counts(const struct sim_world *world);

@@ -8,7 +8,7 @@
 
 #define RATE_WINDOW_NS 1000000000 /* Least time over which tokens a second are measured. */
 
-double sy_step_seconds(struct sy_core *core, bool lower)
+static uint32_t gather_step_seconds(struct sy_core *core)
 {
     uint32_t count = 0;
     for (uint32_t m = 0; m < core->slots; m++) {
@@ -17,7 +17,19 @@ double sy_step_seconds(struct sy_core *core, bool lower)
             core->scratch[count++] = member->step_seconds;
         }
     }
-    return sy_median(core->scratch, count, lower);
+    return count;
+}
+
+double sy_step_seconds(struct sy_core *core, bool lower)
+{
+    return sy_median(core->scratch, gather_step_seconds(core), lower);
+}
+
+double sy_pace_step_seconds(struct sy_core *core)
+{
+    uint32_t count = gather_step_seconds(core);
+    (void)sy_median(core->scratch, count, true); /* Sorts them. */
+    return count == 0 ? 0 : core->scratch[DL_MIN(core->quorum, count) - 1];
 }
 
 void sy_count_tokens(struct sy_core *core, struct sy_member *member, uint64_t tokens)

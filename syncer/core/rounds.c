@@ -8,7 +8,9 @@
 #include "syncer/core/state.h"
 #include "syncer/merge/merge.h"
 
-#define EARLY_STEP 0.5 /* A boundary may come after so much of the time that the last steps took. */
+#define SLOWER 1.5      /* A learner whose steps take so many times as long as those of who sets the pace is slow. */
+#define MISSED_ROUNDS 2 /* In a row, after which even one that is not may offer what missed them. */
+#define EARLY_STEP 0.5  /* A boundary may come after so much of the time that the last steps took. */
 
 void sy_round_move(struct sy_round *round, enum sy_round_state to)
 {
@@ -64,12 +66,25 @@ bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need
     return eligible >= need;
 }
 
+/* Whether a push that missed an earlier round is wanted of this learner now. A slow one comes in time by chance only; without
+ * that it would work in vain. Of the others a fresh push is better: what is offered a round late takes a fresh one's place,
+ * and so on for good. */
+static bool is_missed_wanted(struct sy_core *core, const struct sy_member *member, uint32_t local)
+{
+    const struct sy_part *part = &member->parts[local];
+    double pace_seconds = sy_pace_step_seconds(core);
+    bool slow = pace_seconds > 0 && member->step_seconds > SLOWER * pace_seconds;
+    return slow || part->missed >= MISSED_ROUNDS || part->version < core->rounds[local].version;
+}
+
 void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member)
 {
     struct sy_round *round = &core->rounds[local];
     struct sy_part *part = &core->members[member].parts[local];
     bool seed = round->state == SY_ROUND_SEEDING;
     struct sy_limits limits = sy_pace_limits(core);
+    bool nobody_waits = !seed && !round->warmup && limits.update_within_steps == DL_UNBOUNDED;
+    bool missed = nobody_waits && is_missed_wanted(core, &core->members[member], local);
     part->state = SY_PART_ASKED;
     round->outstanding++;
     round->asked++;
@@ -80,7 +95,7 @@ void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member)
                        .round = round->number,
                        .version = round->version,
                        .flags = (uint8_t)((seed ? DL_PULL_SEED : 0) | (round->warmup ? DL_PULL_WARMUP : 0) |
-                                          (round->final ? DL_PULL_FINAL : 0)),
+                                          (round->final ? DL_PULL_FINAL : 0) | (missed ? DL_PULL_MISSED : 0)),
                        .pull_within_steps = seed ? DL_UNBOUNDED : limits.pull_within_steps,
                        .update_within_steps = seed ? DL_UNBOUNDED : limits.update_within_steps,
                        .wait_ms = seed ? 0 : limits.wait_ms,
@@ -185,6 +200,18 @@ void sy_rounds_ask(struct sy_core *core, uint32_t m)
 /* --- closing
  * ------------------------------------------------------------------------------------------------------------ */
 
+/* The pushes that the quorum is about: what missed an earlier round comes at once, and would else close the round on those
+ * that set its pace. */
+static uint32_t count_fresh(const struct sy_core *core, uint32_t local)
+{
+    uint32_t count = 0;
+    for (uint32_t m = 0; m < core->slots; m++) {
+        const struct sy_part *part = &core->members[m].parts[local];
+        count += part->state == SY_PART_RECEIVED && part->base_version == core->rounds[local].version ? 1 : 0;
+    }
+    return count;
+}
+
 /* In warm-up the need falls to what can still come, and after the stall bound to K. */
 static uint32_t need_now(const struct sy_core *core, const struct sy_round *round)
 {
@@ -280,10 +307,15 @@ static void settle_parts(struct sy_core *core, uint32_t local)
         switch (part->state) {
         case SY_PART_ASKED:
             part->state = SY_PART_NONE;
+            part->missed++;
             round->outstanding--;
             break;
-        case SY_PART_ANNOUNCED: sy_part_decide(core, local, m, DL_VERDICT_LATE, true, SY_PART_NONE); break;
+        case SY_PART_ANNOUNCED:
+            part->missed++;
+            sy_part_decide(core, local, m, DL_VERDICT_LATE, true, SY_PART_NONE);
+            break;
         case SY_PART_RECEIVED:
+            part->missed = 0;
             part->merged = true;
             part->merged_base = part->base_version;
             core->verdicts[DL_VERDICT_ACCEPTED]++;
@@ -300,7 +332,7 @@ void sy_round_close(struct sy_core *core, uint32_t local)
 {
     struct sy_round *round = &core->rounds[local];
     refuse_absurd(core, local);
-    if (round->have < need_now(core, round)) {
+    if (count_fresh(core, local) < need_now(core, round)) {
         /* Somebody else's push may still make it whole; if not, the round is given up and a fresh one comes. */
         sy_round_move(round, SY_ROUND_PULLING);
         round->deadline_ns = core->now_ns + sy_ns(core->spec->sync.timeout_seconds);
@@ -347,12 +379,12 @@ void sy_round_abandon(struct sy_core *core, uint32_t local, enum dl_verdict verd
 static void check_round(struct sy_core *core, uint32_t local)
 {
     struct sy_round *round = &core->rounds[local];
-    uint32_t need = need_now(core, round);
-    if (round->state == SY_ROUND_GRACE && round->have < need) {
+    uint32_t need = need_now(core, round), fresh = count_fresh(core, local);
+    if (round->state == SY_ROUND_GRACE && fresh < need) {
         sy_round_move(round, SY_ROUND_PULLING);
         round->deadline_ns = INT64_MAX;
     }
-    if (round->state == SY_ROUND_PULLING && round->have >= need) {
+    if (round->state == SY_ROUND_PULLING && fresh >= need) {
         bool again = round->deadline_ns != INT64_MAX;
         round->quorum_ns = core->now_ns;
         core->grace_seconds = again ? 0 : sy_grace_window(core, round);

@@ -54,6 +54,7 @@ struct sy_part {
     uint64_t admission; /* At the push: a reconnect changes the member's. */
     uint64_t base_version, push_step, push_tokens;
     uint64_t answered_step; /* t_m when it declined or was refused. */
+    uint32_t missed;        /* Rounds in a row for which it was asked and came too late. */
     double norm;
     uint64_t lease, cursor; /* The data it has seen. */
     int64_t announced_ns;
@@ -264,7 +265,8 @@ uint32_t sy_members_training(const struct sy_core *core);
 
 /* meta.c */
 double sy_step_seconds(struct sy_core *core,
-                       bool lower); /* Median over connected learners; `lower` of the middle two. */
+                       bool lower);                /* Median over connected learners; `lower` of the middle two. */
+double sy_pace_step_seconds(struct sy_core *core); /* Of the K-th fastest, who sets the pace; 0: unknown. */
 void sy_count_tokens(struct sy_core *core, struct sy_member *member, uint64_t tokens);
 
 /* pacing.c, warmup.c */

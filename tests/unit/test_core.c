@@ -415,7 +415,8 @@ static void test_q2_a_base_is_merged_once_an_incarnation(void)
     struct rig *rig = rig_spec();
     rig->spec->sync.merge.staleness_max = 2;
     rig_start(rig);
-    rig_seed(rig, 2);
+    rig_seed(rig, 3);
+    rig_step(rig, 2);
     struct dl_wire_pull pull = open_round(rig, 2);
     CU_ASSERT_EQUAL(rig_push(rig, 0, pull.fragment, pull.round, 1), DL_VERDICT_ACCEPTED); /* Base 1 of member 0. */
     rig_commit(rig, pull.fragment);
@@ -444,6 +445,11 @@ static void test_q2_a_base_is_merged_once_an_incarnation(void)
         CU_ASSERT_EQUAL(rig_announce(rig, 1, &stale), expected[cycle]);
         if (cycle == 0) {
             rig_received(rig, 1, fragment, pull.round, 1);
+            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_MERGE), 0); /* It is no part of the quorum. */
+            rig_apply(rig, 2, fragment);
+            rig_step(rig, 2);
+            CU_ASSERT_EQUAL(rig_push(rig, 2, fragment, pull.round, 1), DL_VERDICT_ACCEPTED);
+            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_MERGE), 1);
         } else {
             stale.base_version = rig->members[1].version[fragment];
             CU_ASSERT_EQUAL(rig_announce(rig, 1, &stale), DL_VERDICT_ACCEPTED);
@@ -479,9 +485,10 @@ static void test_q6_staleness_counts_versions_and_decays_weight(void)
         CU_ASSERT_EQUAL(rig_announce(rig, 1, &push), behind == 3 ? DL_VERDICT_STALE_BASE : DL_VERDICT_ACCEPTED);
         if (behind == 2) {
             rig_received(rig, 1, 0, pull.round, 1);
+            rig_push(rig, 0, 0, pull.round, 1);
             const struct sy_participant *who;
-            CU_ASSERT_EQUAL_FATAL(sy_core_participants(rig->core, 0, &who), 1);
-            CU_ASSERT_DOUBLE_EQUAL(who[0].weight, 300.0 * 100 * exp(-0.5 * 2), 1e-6);
+            CU_ASSERT_EQUAL_FATAL(sy_core_participants(rig->core, 0, &who), 2);
+            CU_ASSERT_DOUBLE_EQUAL(who[1].weight, 300.0 * 100 * exp(-0.5 * 2), 1e-6);
             break;
         }
         merge_all(rig, 1, &pull);
@@ -758,6 +765,32 @@ static void test_q6_stale_push_costs_no_further_round(void)
     rig_free(rig);
 }
 
+/* A slow learner may offer what missed an earlier round; of one that keeps up a fresh push is wanted, until it has come late
+ * twice in a row. */
+static void test_q6_who_may_offer_what_missed_a_round(void)
+{
+    struct rig *rig = rig_start(rig_spec());
+    rig_seed(rig, 3);
+    rig->step_ns = RIG_SECOND / 2;
+    rig_step(rig, 2);
+    rig->step_ns = RIG_SECOND / 10;
+    rig_step(rig, 1);
+    struct dl_wire_pull pull;
+    for (uint32_t round = 0; round < 4; round++) {
+        (void)round_of_the_fast(rig, 0, &pull);
+        CU_ASSERT_EQUAL((pull.flags & DL_PULL_MISSED) != 0, round >= 2); /* Learner 1, which never answers, */
+        rig_apply(rig, 1, 0);                                            /* and goes on with the newest version. */
+        rig_meta(rig, 1);
+    }
+    while (rig_pull(rig, 0, 0) == NULL) {
+        rig_step(rig, 0);
+    }
+    CU_ASSERT_EQUAL(rig_pull(rig, 0, 0)->flags & DL_PULL_MISSED, 0);
+    CU_ASSERT_PTR_NOT_NULL_FATAL(rig_pull(rig, 2, 0));
+    CU_ASSERT_EQUAL(rig_pull(rig, 2, 0)->flags & DL_PULL_MISSED, DL_PULL_MISSED);
+    rig_free(rig);
+}
+
 /* The window is for those who can come within it: it is not held open for one in the middle of a long step. */
 static void test_q6_window_is_not_held_open_in_vain(void)
 {
@@ -799,6 +832,7 @@ UNIT_MAIN("core", {"norm rule", test_norm_rule}, {"queue", test_largest_event_fi
           {"Q6 slow learner is asked", test_q6_slow_learner_is_asked_while_its_base_is_good},
           {"Q6 missed round", test_q6_work_that_missed_its_round_is_merged_in_the_next},
           {"Q6 stale push", test_q6_stale_push_costs_no_further_round},
+          {"Q6 who may offer", test_q6_who_may_offer_what_missed_a_round},
           {"Q6 window", test_q6_window_is_not_held_open_in_vain},
           {"Q9 not finite", test_q9_not_finite_and_checksum_never_reach_a_merge},
           {"Q9 absurd norm", test_q9_absurd_norm_is_refused_counted_and_named},

@@ -229,7 +229,7 @@ static void pull_flags(uint32_t shard, uint32_t p, uint64_t version, uint64_t ro
 
 static void pull(uint32_t shard, uint32_t p, uint64_t version, uint64_t round)
 {
-    pull_flags(shard, p, version, round, 0);
+    pull_flags(shard, p, version, round, keep_missed ? DL_PULL_MISSED : 0);
 }
 
 /* Connected, WELCOME taken, version 1 of everything applied, META out. */
@@ -1818,6 +1818,23 @@ static void test_a_late_push_is_sent_again(void)
     end_keeping();
 }
 
+/* A fresh push is wanted: what missed its round gives way to it. */
+static void test_a_fresh_push_is_preferred_where_it_comes_in_time(void)
+{
+    join_keeping();
+    expect_push(0, 0, 10, 1, 1);
+    verdict(0, 10, DL_VERDICT_LATE);
+    update(0, 0, 2, 10);
+    train();
+    CU_ASSERT_TRUE(sends(0, DL_WIRE_META));
+    pull_flags(0, 0, 2, 11, 0);
+    CU_ASSERT_EQUAL(next_act(0), WK_ACT_NONE);
+    train();
+    CU_ASSERT_TRUE(sends(0, DL_WIRE_META));
+    expect_push(0, 0, 11, 2, 1);
+    end_keeping();
+}
+
 static void test_a_newer_round_takes_over_a_snapshot_in_the_making(void)
 {
     join_keeping();
@@ -1927,5 +1944,6 @@ UNIT_MAIN("link", {"hello", test_hello_says_who_and_what_is_held},
           {"Q6: missed its round", test_work_that_missed_its_round_is_offered_in_the_next},
           {"Q6: pulls and what replaces", test_a_pull_is_answered_before_what_it_asks_for_is_replaced},
           {"Q6: a late push", test_a_late_push_is_sent_again},
+          {"Q6: a fresh push is preferred", test_a_fresh_push_is_preferred_where_it_comes_in_time},
           {"Q6: a snapshot in the making", test_a_newer_round_takes_over_a_snapshot_in_the_making},
           {"Q6: what becomes of a push that waits", test_what_becomes_of_a_push_that_waits})

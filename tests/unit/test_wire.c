@@ -437,7 +437,7 @@ static void test_encoder_refuses_what_a_decoder_would(void)
     sent.as.welcome.apply_alpha = NAN;
     expect_not_encoded("apply_alpha");
     fill(DL_WIRE_PULL, true);
-    sent.as.pull.flags = 8;
+    sent.as.pull.flags = 16;
     expect_not_encoded("flags");
     fill(DL_WIRE_UPDATE, false);
     sent.as.update.version = 0;

@@ -2,10 +2,11 @@
  *
  * A learner whose steps are long against the rounds answers when a round is over, and the update of that round then replaces
  * what it has trained: its work would be lost, round after round. So what no push has carried yet is snapshot before an
- * update replaces it, and a push that came too late is kept; either is offered in the fragment's next round, as soon as its
- * PULL comes and without waiting for a boundary, with the base version that it started from. The syncer weighs it, or
- * refuses it as stale_base. One push a fragment is kept, in the place that pushes have anyway. Only where nobody waits: in a
- * synchronous form and in warm-up, who is late is just absent. */
+ * update replaces it, and a push that came too late is kept. When the fragment's next PULL says so (DL_PULL_MISSED: the
+ * syncer does not expect that a fresh one would come in time), it goes out as soon as the PULL comes, without waiting for a
+ * boundary, with the base version that it started from; else it gives way to a fresh one. The syncer weighs it, or refuses it
+ * as stale_base. One push a fragment is kept, in the place that pushes have anyway. Only where nobody waits: in a synchronous
+ * form and in warm-up, who is late is just absent. */
 #include <assert.h>
 
 #include "common/mem.h"
@@ -37,7 +38,7 @@ bool wk_missed_offer(struct wk_link *link, uint32_t p, const struct dl_wire_pull
     struct wk_fragment *fragment = &link->fragments[p];
     struct wk_push *push = &fragment->push;
     /* Of the current version a fresh snapshot says more: nothing of what was trained on it has been replaced. */
-    bool fits = nobody_waits(pull) && (pull->flags & DL_PULL_SEED) == 0 && push->head.base_version < pull->version;
+    bool fits = (pull->flags & DL_PULL_MISSED) != 0 && push->head.base_version < pull->version;
     if (!link->keep_missed || push->state == WK_PUSH_NONE || push->dropped || push->seed || !fits) {
         return false;
     }

@@ -97,8 +97,11 @@ static bool rescue(struct wk_link *link, uint32_t p, const struct dl_wire_update
         return false;
     }
     const struct wk_fragment *fragment = &link->fragments[p];
-    bool open = fragment->pulled && fragment->pull.version >= update->version;
+    bool open =
+        fragment->pulled && fragment->pull.version >= update->version && (fragment->pull.flags & DL_PULL_MISSED) != 0;
+    bool still_pulled = fragment->pulled && fragment->pull.version >= update->version && !open;
     begin_snapshot(link, p, fragment->pulled ? fragment->pull.round : update->round, !open, step);
+    link->fragments[p].pulled = still_pulled;
     return true;
 }
 
@@ -225,8 +228,8 @@ static bool answer_pull(struct wk_link *link, uint32_t p, struct wk_step *step)
         answer_none(fragment, p, DL_VERDICT_LATE);
         return false;
     }
-    bool stale = pull->version > fragment->version;
-    if (newer_is_coming(fragment, pull->version) || (stale && !wk_is_unheard(link, p))) {
+    bool stale_will_do = (pull->flags & DL_PULL_MISSED) != 0 && wk_is_unheard(link, p);
+    if (newer_is_coming(fragment, pull->version) || (pull->version > fragment->version && !stale_will_do)) {
         return false; /* The update on its way decides. */
     }
     if (fragment->steps == 0) {
