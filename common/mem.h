@@ -46,11 +46,13 @@ static inline void dl_cleanup_file(FILE **file)
 #define DL_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define DL_MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Memory aligned to 64 bytes (a cache line, an AVX-512 register), zeroed; free() releases it. NULL when there is none. */
+/* Memory aligned to 64 bytes (a cache line, an AVX-512 register), from 1 MiB on to pages, so that a disk can take it as it
+ * is; zeroed; free() releases it. NULL when there is none. */
 static inline void *dl_alloc_aligned(size_t bytes)
 {
-    size_t rounded = (bytes + 63) & ~(size_t)63;
-    void *memory = rounded < bytes ? NULL : aligned_alloc(64, rounded == 0 ? 64 : rounded);
+    size_t alignment = bytes >= (size_t)1 << 20 ? 4096 : 64;
+    size_t rounded = (bytes + alignment - 1) & ~(alignment - 1);
+    void *memory = rounded < bytes ? NULL : aligned_alloc(alignment, rounded == 0 ? 64 : rounded);
     if (memory != NULL) {
         __builtin_memset(memory, 0, rounded == 0 ? 64 : rounded);
     }

@@ -1,4 +1,4 @@
-/* What the parts of sy_store share: store.c (calls), file.c (fragment files), db.c (SQLite), trace.c (the
+/* What the parts of sy_store share: store.c (calls), draft.c (fragment files, written), file.c (read), db.c (SQLite), trace.c (the
  * learners' part of the tape). Not for other folders. */
 #ifndef SY_STORE_INTERNAL_H
 #define SY_STORE_INTERNAL_H
@@ -55,7 +55,7 @@ struct sy_store {
     const struct sy_store_ops *ops;
     sqlite3 *db;
     uint64_t epoch;
-    uint64_t serial; /* Files written in this epoch. */
+    _Atomic uint64_t serial; /* Files written in this epoch. */
     struct sy_store_totals totals;
     bool has_layout, layout_is_durable;
     struct sy_store_layout layout;
@@ -75,23 +75,41 @@ struct sy_store {
     struct sy_store_event events[SY_STORE_EVENTS_MAX];
 };
 
+/* --- draft.c: files that are being written; see store.h for begin, append and abandon
+ * ----------------------------------------------- */
+
+struct sy_store_written { /* A commit's file, complete and durable. */
+    char file[SY_STORE_FILE_MAX];
+    uint64_t hash; /* Of the parameters. */
+};
+
+/* All has been appended: writes the header. Then the file is to be synced. */
+DL_MUST_CHECK enum dl_rc sy_store_draft_seal(struct sy_store_draft *draft, struct dl_err *err);
+DL_MUST_CHECK enum dl_rc sy_store_draft_sync(struct sy_store_draft *draft, struct dl_err *err);
+/* Releases the draft and leaves the file. */
+void sy_store_draft_release(struct sy_store_draft *draft, struct sy_store_written *written);
+const struct sy_store_content *sy_store_draft_content(const struct sy_store_draft *draft);
+DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err);
+
 /* --- file.c ----------------------------------------------------------------------------------------------------------
  */
 
+#define SY_STORE_FORMAT 2
+#define SY_STORE_HEADER_BYTES 128
+#define SY_STORE_HASH_AT (SY_STORE_HEADER_BYTES - 8)
+extern const char sy_store_magic[8];
+
 /* A name that no file has had: the epoch in it keeps apart what a stale process writes, the serial what a repeat does. */
 void sy_store_file_name(struct sy_store *store, char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version);
-/* Writes without syncing; `*fd` is the caller's to sync and close. On failure nothing is left. */
-DL_MUST_CHECK enum dl_rc sy_store_file_write(struct sy_store *store, const char *name,
-                                             const struct sy_store_commit *commit, uint64_t parameters_hash, int *fd,
-                                             struct dl_err *err);
-DL_MUST_CHECK enum dl_rc sy_store_file_sync(struct sy_store *store, const char *name, int fd, struct dl_err *err);
+void sy_store_file_path(const struct sy_store *store, const char *name, char out[SY_STORE_PATH_MAX]);
+/* What a full disk and any other error are. */
+enum dl_rc sy_store_rc_of_errno(int error);
 /* DL_ECORRUPT: any checksum or field is wrong, or the file is missing or short; the text names it. DL_EINVAL: it is good,
  * but of other sizes than the job asks for. */
 DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t fragment,
                                             uint64_t version, void *parameters, uint64_t parameters_bytes, void *state,
                                             uint64_t state_bytes, struct dl_err *err);
 void sy_store_file_remove(struct sy_store *store, const char *name);
-DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err);
 uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
 
 /* --- trace.c -------------------------------------------------------------------------------------------------------
@@ -134,10 +152,6 @@ DL_MUST_CHECK enum dl_rc sy_store_members_write(struct sy_store *store, const st
 DL_MUST_CHECK enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err);
 /* Checks job and shard, raises the epoch, reads layout and totals. */
 DL_MUST_CHECK enum dl_rc sy_store_db_begin_epoch(struct sy_store *store, struct dl_err *err);
-struct sy_store_written { /* A commit's file, complete and durable. */
-    char file[SY_STORE_FILE_MAX];
-    uint64_t hash; /* Of the parameters. */
-};
 /* One transaction; store->dropped then holds the files that can go. */
 DL_MUST_CHECK enum dl_rc sy_store_db_commit(struct sy_store *store, const struct sy_store_commit *commits,
                                             const struct sy_store_written *written, uint32_t count, struct dl_err *err);

@@ -160,33 +160,43 @@ static enum dl_rc check_versions(struct sy_store *store, const struct sy_store_c
     return DL_OK;
 }
 
-/* All are written before the first is synced, so that the file system has to settle once, not once a file. */
-static enum dl_rc write_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
-                              struct sy_store_written *written, struct dl_err *err)
+static enum dl_rc write_file(struct sy_store *store, const struct sy_store_commit *commit, struct sy_store_draft **out,
+                             struct dl_err *err)
 {
-    int fds[SY_STORE_COMMITS_MAX];
-    uint32_t made = 0;
-    enum dl_rc rc = DL_OK;
-    while (rc == DL_OK && made < count) {
-        const struct sy_store_commit *commit = &commits[made];
-        sy_store_file_name(store, written[made].file, commit->fragment, commit->version);
-        written[made].hash = dl_hash64(commit->parameters, commit->parameters_bytes, 0);
-        rc = sy_store_file_write(store, written[made].file, commit, written[made].hash, &fds[made], err);
-        made += rc == DL_OK ? 1 : 0;
-    }
-    for (uint32_t i = 0; i < made; i++) {
-        if (rc == DL_OK) {
-            rc = sy_store_file_sync(store, written[i].file, fds[i], err);
-        }
-        close(fds[i]);
+    const struct sy_store_content content = {.fragment = commit->fragment,
+                                             .version = commit->version,
+                                             .round = commit->round,
+                                             .parameters_bytes = commit->parameters_bytes,
+                                             .state_bytes = commit->state_bytes};
+    enum dl_rc rc = sy_store_begin(store, &content, out, err);
+    if (rc == DL_OK) {
+        rc = sy_store_append(*out, commit->parameters, commit->parameters_bytes, err);
     }
     if (rc == DL_OK) {
-        rc = sy_store_sync_dir(store, err);
-    }
-    for (uint32_t i = 0; rc != DL_OK && i < made; i++) {
-        sy_store_file_remove(store, written[i].file);
+        rc = sy_store_append(*out, commit->state, commit->state_bytes, err);
     }
     return rc;
+}
+
+/* All are written before the first is synced, so that the file system has to settle once, not once a file. */
+static enum dl_rc write_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
+                              struct sy_store_draft **drafts, struct dl_err *err)
+{
+    enum dl_rc rc = DL_OK;
+    for (uint32_t i = 0; rc == DL_OK && i < count; i++) {
+        if (drafts[i] == NULL) {
+            rc = write_file(store, &commits[i], &drafts[i], err);
+        }
+        if (rc == DL_OK) {
+            assert(sy_store_draft_content(drafts[i])->fragment == commits[i].fragment &&
+                   sy_store_draft_content(drafts[i])->version == commits[i].version);
+            rc = sy_store_draft_seal(drafts[i], err);
+        }
+    }
+    for (uint32_t i = 0; rc == DL_OK && i < count; i++) {
+        rc = sy_store_draft_sync(drafts[i], err);
+    }
+    return rc == DL_OK ? sy_store_sync_dir(store, err) : rc;
 }
 
 static void forget_doubtful(struct sy_store *store)
@@ -219,26 +229,41 @@ void sy_store_remove_dropped(struct sy_store *store)
     store->dropped_count = 0;
 }
 
-static void settle_files(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count)
+static void settle_files(struct sy_store *store, const struct sy_store_written *written, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        store->bytes += SY_STORE_HEADER_BYTES + commits[i].parameters_bytes + commits[i].state_bytes;
+        store->bytes += sy_store_file_bytes(store, written[i].file);
     }
     sy_store_remove_dropped(store);
     forget_doubtful(store);
 }
 
+/* Takes the drafts. */
 static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
                                 struct dl_err *err)
 {
     struct sy_store_written written[SY_STORE_COMMITS_MAX];
-    enum dl_rc rc = write_files(store, commits, count, written, err);
+    struct sy_store_draft *drafts[SY_STORE_COMMITS_MAX];
+    for (uint32_t i = 0; i < count; i++) {
+        drafts[i] = commits[i].draft;
+    }
+    enum dl_rc rc = check_versions(store, commits, count, err);
+    if (rc == DL_OK) {
+        rc = write_files(store, commits, count, drafts, err);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (rc == DL_OK) {
+            sy_store_draft_release(drafts[i], &written[i]);
+        } else {
+            sy_store_abandon(drafts[i]);
+        }
+    }
     if (rc != DL_OK) {
         return rc;
     }
     rc = sy_store_db_commit(store, commits, written, count, err);
     if (rc == DL_OK) {
-        settle_files(store, commits, count);
+        settle_files(store, written, count);
     } else if (rc == DL_EFULL || rc == DL_ECONFLICT) {
         for (uint32_t i = 0; i < count; i++) {
             sy_store_file_remove(store, written[i].file);
@@ -254,10 +279,7 @@ enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit 
 {
     assert(count >= 1 && count <= SY_STORE_COMMITS_MAX);
     pthread_mutex_lock(&store->lock);
-    enum dl_rc rc = check_versions(store, commits, count, err);
-    if (rc == DL_OK) {
-        rc = commit_locked(store, commits, count, err);
-    }
+    enum dl_rc rc = commit_locked(store, commits, count, err);
     pthread_mutex_unlock(&store->lock);
     if (rc == DL_OK) {
         return DL_OK;

@@ -37,9 +37,11 @@
  * Rows of commits, participants, events and trace grow with the job (some hundred bytes a round and learner); those of
  * members are pruned, those of checkpoints go when they are unpinned.
  *
- * File: a header of SY_STORE_HEADER_BYTES (little-endian: magic "DLCSTATE", format u32, fragment u32, version u64,
- * round u64, epoch u64, parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far
- * u64), parameters, state.
+ * File: a header (128 bytes, little-endian: magic "DLCSTATE", format u32, fragment u32, version u64, round u64, epoch u64,
+ * parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far u64), parameters, state. In
+ * format 2, which is written, each of the three is filled up with zeros to whole blocks of SY_STORE_BLOCK_BYTES, so that it
+ * can go to the disk past the page cache; in format 1, which is read, they follow one another. The header is written last:
+ * a file may be begun while its content is still being computed (sy_store_begin).
  *
  * Any thread: calls are serialised inside. Shell layer: does I/O. */
 #ifndef SY_STORE_STORE_H
@@ -56,7 +58,7 @@
 #include "syncer/core/ledger.h"
 
 #define SY_STORE_SCHEMA 2
-#define SY_STORE_HEADER_BYTES 128
+#define SY_STORE_BLOCK_BYTES 4096
 #define SY_STORE_COMMITS_MAX 64 /* Fragments in one commit. */
 #define SY_STORE_KEEP 2         /* Versions of a fragment whose files stay. */
 #define SY_STORE_LEAVES 5
@@ -71,12 +73,15 @@
  * each. */
 #define SY_STORE_ADMISSIONS_PER_EPOCH UINT64_C(1000000)
 
-struct sy_store; /* Opaque. */
+struct sy_store;       /* Opaque. */
+struct sy_store_draft; /* Opaque: the file of a version that is not committed yet. */
 
 /* The file operations, so that a test can make each of them fail. */
 struct sy_store_ops {
     int (*open)(const char *path, int flags, mode_t mode);
     ssize_t (*write)(int fd, const void *bytes, size_t size);
+    ssize_t (*pwrite)(int fd, const void *bytes, size_t size, off_t offset);
+    int (*write_back)(int fd, off_t offset, off_t size); /* Begins to write it to the disk; a failure means nothing. */
     ssize_t (*read)(int fd, void *bytes, size_t size);
     int (*fsync)(int fd);
     int (*unlink)(const char *path);
@@ -128,10 +133,18 @@ struct sy_store_participant {
     uint64_t lease, cursor; /* Data seen: all of the incarnation's leases below `lease`, `cursor` positions of it. */
 };
 
+struct sy_store_content { /* Of a file that is begun. */
+    uint32_t fragment;
+    uint64_t version, round;
+    uint64_t parameters_bytes, state_bytes;
+};
+
 struct sy_store_commit {
     uint32_t fragment;
     uint64_t version, round;
-    const void *parameters; /* Borrowed for the call. */
+    struct sy_store_draft
+        *draft; /* Its file where it was written already: taken by the call, whatever comes of it. Or NULL. */
+    const void *parameters; /* Borrowed for the call; not looked at with a draft, as `state`. */
     uint64_t parameters_bytes;
     const void *state; /* Optimiser state; may be NULL with 0 bytes. */
     uint64_t state_bytes;
@@ -221,6 +234,20 @@ DL_MUST_CHECK enum dl_rc sy_store_newest(struct sy_store *store, uint32_t fragme
 DL_MUST_CHECK enum dl_rc sy_store_load(struct sy_store *store, uint32_t fragment, void *parameters,
                                        uint64_t parameters_bytes, void *state, uint64_t state_bytes,
                                        struct sy_store_version *out, char *damage, struct dl_err *err);
+
+/* Begins the file of a version, which is then written piece by piece, while the rest of it is still being computed: the
+ * parameters, then the state, each in order. What is appended goes to the disk at once, past the page cache where file
+ * system and memory (an address that is a multiple of SY_STORE_BLOCK_BYTES) allow it, and need not stay. Nothing of it
+ * counts before the commit that it is given to. A draft is used by one thread at a time, does not hold up other calls, and
+ * is given to a commit or abandoned before the store is closed. */
+DL_MUST_CHECK enum dl_rc sy_store_begin(struct sy_store *store, const struct sy_store_content *content,
+                                        struct sy_store_draft **out, struct dl_err *err);
+/* DL_EFULL, DL_EIO: the draft is of no use any more. A piece does not reach from the parameters into the state. */
+DL_MUST_CHECK enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint64_t size,
+                                         struct dl_err *err);
+/* XXH3 of the parameters; all of them have been appended. */
+uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft);
+void sy_store_abandon(struct sy_store_draft *draft); /* Its file goes. NULL is fine. */
 
 /* Makes one version of each of `count` (1 .. SY_STORE_COMMITS_MAX) different fragments durable, all or none; the totals are
  * the last one's. DL_EFULL (no room) and DL_EIO: nothing happened, the same call may be made again. DL_ECONFLICT: a later

@@ -20,7 +20,7 @@ from lib.ensemble import TEXT, Ensemble, Failure, check, main, manifest  # noqa:
 
 KILLS = int(os.environ.get("DURABLE_KILLS", "200"))
 PACED = ["--step-seconds", "0.02"]
-HEADER_BYTES = 128  # Of a fragment's file; 40: bytes of the parameters, 48: of the state.
+BLOCK_BYTES = 4096  # Of a fragment's file: header (40: bytes of the parameters, 48: of the state), parameters, state.
 
 
 def job(**spec):
@@ -57,9 +57,10 @@ class Tape:
             content = (self.folder / file).read_bytes()
             size = int.from_bytes(content[40:48], "little")
             state = int.from_bytes(content[48:56], "little")
-            check(kept == 1 and len(content) == HEADER_BYTES + size + state, f"{file}: {len(content)} bytes")
-            check(f"{hash64(content[HEADER_BYTES:HEADER_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
-            check(hash64(content[HEADER_BYTES + size:]) == int.from_bytes(content[64:72], "little"), f"{file}: its state")
+            begin = BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
+            check(kept == 1 and len(content) == begin + -(-state // BLOCK_BYTES) * BLOCK_BYTES, f"{file}: {len(content)} bytes")
+            check(f"{hash64(content[BLOCK_BYTES:BLOCK_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
+            check(hash64(content[begin:begin + state]) == int.from_bytes(content[64:72], "little"), f"{file}: its state")
 
 
 class Witness:
