@@ -235,6 +235,17 @@ static void second_pass(void *context, uint64_t begin, uint64_t end)
     run->kernels->fence();
 }
 
+/* Tiles below `end` are final. */
+static void tell_ready(void *context, uint64_t end)
+{
+    const struct run *run = context;
+    const struct sy_merge_job *job = run->job;
+    const struct slice_plan *last = &run->merge->slices[run->slice_count - 1];
+    bool all = end == last->first_tile + last->tile_count;
+    job->ready(job->ready_context, all ? run->merge->layout->fragments[job->fragment].padded_elements
+                                       : tile_at(find_plan(run, end), end).offset);
+}
+
 /* --- factors --- */
 
 static void use_mean(struct slice_plan *plan, const struct sy_merge_job *job, double weight_sum)
@@ -438,10 +449,11 @@ enum dl_rc sy_merge_run(struct sy_merge *merge, const struct dl_sync_spec *sync,
 
     struct sy_merge_stats counted = {0};
     double agreement = 0;
-    sy_pool_run(merge->pool, first_pass, &run, tile_count);
+    sy_pool_done_fn tell = job->ready == NULL ? NULL : tell_ready;
+    sy_pool_run_told(merge->pool, first_pass, any_rda ? NULL : tell, &run, tile_count);
     if (any_rda) {
         plan_second_pass(merge, job, fragment->slice_count, weight_sum, &counted, &agreement);
-        sy_pool_run(merge->pool, second_pass, &run, tile_count);
+        sy_pool_run_told(merge->pool, second_pass, tell, &run, tile_count);
     }
     fill_stats(merge, fragment->slice_count, agreement, &counted);
     job->outer->steps++;

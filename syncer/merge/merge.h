@@ -63,6 +63,10 @@ struct sy_merge_job {
     float *theta_out;             /* New version; may be `theta`. */
     float *scratch;               /* Needed when theta_out is theta and RDA is used; may else be NULL. */
     struct sy_outer_state *outer; /* Updated in place. */
+    /* Told in the course of the run, from any of the pool's threads, one call at a time: the first `elements` of theta_out
+     * and of the optimiser's arrays are final and visible. Growing, the last time all of them. NULL: nobody is told. */
+    void (*ready)(void *context, uint64_t elements);
+    void *ready_context;
 };
 
 struct sy_merge_stats {

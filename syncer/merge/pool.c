@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Ranges a thread takes in a run, about: few enough that taking costs nothing, many enough that a thread which is held
  * up leaves little to wait for. */
@@ -14,7 +15,7 @@ struct sy_pool {
     uint32_t threads;
     uint32_t started;
     pthread_mutex_t lock;
-    pthread_cond_t wake, done;
+    pthread_cond_t wake, done_all;
     uint64_t generation; /* Of the run; under the lock, as all below but `next`. */
     uint32_t working;    /* Threads that have not finished this run. */
     bool stopping;
@@ -22,8 +23,27 @@ struct sy_pool {
     void *context;
     uint64_t count, range;
     atomic_uint_fast64_t next; /* First index that nobody has taken. */
+    sy_pool_done_fn done;      /* NULL: nobody is told. What follows is under done_lock. */
+    pthread_mutex_t done_lock;
+    uint64_t done_ranges; /* All before it are done. */
+    bool *range_done;     /* Twice RANGES_PER_THREAD a thread, and the last one. */
     pthread_t ids[];
 };
+
+static void tell_done(struct sy_pool *pool, uint64_t begin)
+{
+    pthread_mutex_lock(&pool->done_lock);
+    uint64_t before = pool->done_ranges;
+    pool->range_done[begin / pool->range] = true;
+    while (pool->done_ranges * pool->range < pool->count && pool->range_done[pool->done_ranges]) {
+        pool->done_ranges++;
+    }
+    if (pool->done_ranges > before) {
+        uint64_t end = pool->done_ranges * pool->range;
+        pool->done(pool->context, end < pool->count ? end : pool->count);
+    }
+    pthread_mutex_unlock(&pool->done_lock);
+}
 
 static void work(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t count, uint64_t range)
 {
@@ -33,6 +53,9 @@ static void work(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t co
             return;
         }
         fn(context, begin, range < count - begin ? begin + range : count);
+        if (pool->done != NULL) {
+            tell_done(pool, begin);
+        }
     }
 }
 
@@ -57,11 +80,17 @@ static void *thread_main(void *opaque)
         work(pool, fn, context, count, range);
         pthread_mutex_lock(&pool->lock);
         if (--pool->working == 0) {
-            pthread_cond_signal(&pool->done);
+            pthread_cond_signal(&pool->done_all);
         }
     }
     pthread_mutex_unlock(&pool->lock);
     return NULL;
+}
+
+/* Ranges are rounded down in size, so that there may be up to twice as many. */
+static size_t range_count_max(uint32_t threads)
+{
+    return 2 * (size_t)threads * RANGES_PER_THREAD + 1;
 }
 
 enum dl_rc sy_pool_new(uint32_t threads, struct sy_pool **out, struct dl_err *err)
@@ -73,10 +102,16 @@ enum dl_rc sy_pool_new(uint32_t threads, struct sy_pool **out, struct dl_err *er
     if (pool == NULL) {
         return dl_err_set(err, DL_ENOMEM, "no memory for a pool of %u threads", threads);
     }
+    pool->range_done = calloc(range_count_max(threads), sizeof *pool->range_done);
+    if (pool->range_done == NULL) {
+        free(pool);
+        return dl_err_set(err, DL_ENOMEM, "no memory for a pool of %u threads", threads);
+    }
     pool->threads = threads;
     pthread_mutex_init(&pool->lock, NULL);
+    pthread_mutex_init(&pool->done_lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
-    pthread_cond_init(&pool->done, NULL);
+    pthread_cond_init(&pool->done_all, NULL);
     for (uint32_t i = 0; i + 1 < threads; i++) {
         int failed = pthread_create(&pool->ids[i], NULL, thread_main, pool);
         if (failed != 0) {
@@ -102,8 +137,10 @@ void sy_pool_free(struct sy_pool *pool)
         pthread_join(pool->ids[i], NULL);
     }
     pthread_cond_destroy(&pool->wake);
-    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->done_all);
     pthread_mutex_destroy(&pool->lock);
+    pthread_mutex_destroy(&pool->done_lock);
+    free(pool->range_done);
     free(pool);
 }
 
@@ -114,12 +151,13 @@ uint32_t sy_pool_threads(const struct sy_pool *pool)
 
 void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t count)
 {
+    sy_pool_run_told(pool, fn, NULL, context, count);
+}
+
+void sy_pool_run_told(struct sy_pool *pool, sy_pool_fn fn, sy_pool_done_fn done, void *context, uint64_t count)
+{
     assert(count < UINT64_MAX / 2); /* `next` passes the end by a range for each thread. */
     if (count == 0) {
-        return;
-    }
-    if (pool->started == 0 || count == 1) {
-        fn(context, 0, count);
         return;
     }
     uint64_t range = count / ((uint64_t)pool->threads * RANGES_PER_THREAD);
@@ -127,20 +165,29 @@ void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t co
     pthread_mutex_lock(&pool->lock);
     assert(pool->working == 0);
     pool->fn = fn;
+    pool->done = done;
     pool->context = context;
     pool->count = count;
-    pool->range = range;
-    pool->working = pool->started;
+    pool->range = pool->started == 0 && done == NULL ? count : range; /* Nobody to share with, nobody to tell. */
+    range = pool->range;
+    if (done != NULL) {
+        pool->done_ranges = 0;
+        memset(pool->range_done, 0, range_count_max(pool->threads) * sizeof *pool->range_done);
+    }
+    bool shares = range < count;
+    pool->working = shares ? pool->started : 0;
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
-    pool->generation++;
-    pthread_cond_broadcast(&pool->wake);
+    if (shares && pool->started > 0) {
+        pool->generation++;
+        pthread_cond_broadcast(&pool->wake);
+    }
     pthread_mutex_unlock(&pool->lock);
 
     work(pool, fn, context, count, range);
 
     pthread_mutex_lock(&pool->lock);
     while (pool->working > 0) {
-        pthread_cond_wait(&pool->done, &pool->lock);
+        pthread_cond_wait(&pool->done_all, &pool->lock);
     }
     pthread_mutex_unlock(&pool->lock);
 }

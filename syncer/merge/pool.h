@@ -26,4 +26,11 @@ uint32_t sy_pool_threads(const struct sy_pool *pool);
  * done, and what they wrote is visible to the caller. */
 void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t count);
 
+/* All indices below `end` are done, and what was written for them is visible. One call at a time, `end` growing up to
+ * `count`; from any of the threads: short. */
+typedef void (*sy_pool_done_fn)(void *context, uint64_t end);
+
+/* As sy_pool_run, and `done` is told how far all has been done, some times in the course of the run. */
+void sy_pool_run_told(struct sy_pool *pool, sy_pool_fn fn, sy_pool_done_fn done, void *context, uint64_t count);
+
 #endif

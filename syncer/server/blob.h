@@ -9,11 +9,13 @@
 #ifndef SY_SERVER_BLOB_H
 #define SY_SERVER_BLOB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "common/err.h"
 #include "common/spec.h"
+#include "syncer/merge/pool.h"
 #include "syncer/server/buffers.h"
 
 struct sy_blob {
@@ -32,10 +34,19 @@ struct sy_blob {
     struct sy_buffers *buffers; /* Where the frames' memory came from. */
 };
 
-/* Encodes `padded_elements` values; the memory comes from `buffers`. One reference. */
-DL_MUST_CHECK enum dl_rc sy_blob_new(uint32_t fragment, uint64_t version, uint64_t round, uint32_t participants,
-                                     enum dl_codec codec, const float *values, uint64_t padded_elements,
-                                     struct sy_buffers *buffers, struct sy_blob **out, struct dl_err *err);
+struct sy_blob_options {
+    uint32_t fragment;
+    uint64_t version, round;
+    uint32_t participants;
+    enum dl_codec codec;
+    /* With codec none: content_hash is left to the caller, who has the hash of the values. */
+    bool has_hash;
+};
+
+/* Encodes `padded_elements` values on the threads of `pool`; the memory comes from `buffers`. One reference. */
+DL_MUST_CHECK enum dl_rc sy_blob_new(const struct sy_blob_options *options, const float *values,
+                                     uint64_t padded_elements, struct sy_pool *pool, struct sy_buffers *buffers,
+                                     struct sy_blob **out, struct dl_err *err);
 struct sy_blob *sy_blob_hold(struct sy_blob *blob);
 void sy_blob_drop(struct sy_blob *blob); /* NULL is fine. */
 

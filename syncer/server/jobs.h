@@ -1,9 +1,12 @@
-/* sy_jobs: the merge thread. It alone touches parameters and optimiser state.
+/* sy_jobs: the threads that alone touch parameters and optimiser state.
  *
- * A job is one closed round: merge (or take the first state), commit to the store, encode for sending; or a change of the
- * ledger, which is only committed. Jobs are done in
- * order, small ones that wait are committed together; the network thread never waits for them: results are posted back and announced by a wake-up call. A commit
- * that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
+ * A job is one closed round: merge (or take the first state), commit to the store, encode for sending; or something that is
+ * only committed, a change of the ledger, a checkpoint. The merge thread (with a pool of compute threads) merges and
+ * encodes, the commit thread makes durable: it follows a large version while it is being merged, so that most of it is on
+ * the disk when the merge is done, and has the disk finish while the broadcast is encoded. So one fragment is committed
+ * while the next is merged. Commits are made in the order of the jobs, small ones that wait together; the network thread
+ * never waits for them: results are posted back, when a version is durable *and* encoded, and announced by a wake-up call.
+ * A commit that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
  *
  * sy_jobs_submit and sy_jobs_result: network thread. */
 #ifndef SY_SERVER_JOBS_H
@@ -58,11 +61,23 @@ struct sy_job {
     struct sy_store_member *members; /* The job's: counters that go with it. */
     uint32_t member_count;
     struct sy_store_participant *participants; /* Room for the record, one an input. */
-    /* Filled by the merge thread. */
+    /* Between merge thread and commit thread; all but `jobs` and `streams` under the lock of `jobs`. */
+    struct sy_jobs *jobs;
+    bool streams;            /* Its file is written while it is merged. */
+    bool made, encoded;      /* Then the merge thread is done with the version; with the job. */
+    bool blob_needs_hash;    /* The blob's content hash is `hash`. */
+    const float *parameters; /* Of the new version, */
+    uint64_t ready_bytes;    /* so much of them final. */
+    uint64_t hash;           /* Of the parameters, where it streams. */
+    int64_t made_ns;
+    struct dl_err encode_error;
+    /* The result. */
     enum sy_job_report report;
     struct sy_blob *blob;
     struct sy_merge_stats stats;
-    int64_t merge_ns, commit_ns, encode_ns;
+    int64_t merge_ns, encode_ns;
+    int64_t commit_ns; /* From the end of the merge until it was durable; 0 where nothing is. */
+    int64_t held_ns;   /* From the end of the merge until it could be sent: durable and encoded. */
     struct dl_err
         error; /* Of a task: its result. Of a round, with SY_JOB_DONE: a text says that the round changed nothing, and why. */
 };
@@ -84,7 +99,7 @@ DL_MUST_CHECK enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct d
  * `damage` as in sy_store_load. */
 DL_MUST_CHECK enum dl_rc sy_jobs_restore(struct sy_jobs *jobs, uint32_t local, struct sy_blob **blob, char *damage,
                                          struct dl_err *err);
-/* Starts the thread; `wake(context)` is called from it whenever a result was posted. */
+/* Starts the threads; `wake(context)` is called from them whenever a result was posted. */
 DL_MUST_CHECK enum dl_rc sy_jobs_start(struct sy_jobs *jobs, void (*wake)(void *context), void *context,
                                        struct dl_err *err);
 
@@ -99,7 +114,7 @@ void sy_jobs_submit(struct sy_jobs *jobs, struct sy_job *job);
  * The caller frees. */
 struct sy_job *sy_jobs_result(struct sy_jobs *jobs);
 
-/* Ends the thread after the job under way (not its retries), drops the rest, frees everything. NULL is fine. */
+/* Ends the threads after the jobs under way (not its retries), drops the rest, frees everything. NULL is fine. */
 void sy_jobs_stop(struct sy_jobs *jobs);
 
 #endif

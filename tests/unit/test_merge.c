@@ -326,7 +326,52 @@ static void test_outer_optimisers(void)
     world_release(&world);
 }
 
+struct growth { /* What was there when it was said to be final. */
+    const struct world *world;
+    float *theta, *first;
+    uint64_t elements, calls, wrong;
+};
+
+static void note_ready(void *context, uint64_t elements)
+{
+    struct growth *growth = context;
+    uint64_t more = elements - growth->elements;
+    growth->wrong += elements <= growth->elements;
+    memcpy(growth->theta + growth->elements, growth->world->theta_out + growth->elements, more * sizeof(float));
+    memcpy(growth->first + growth->elements, growth->world->outer.first + growth->elements, more * sizeof(float));
+    growth->elements = elements;
+    growth->calls++;
+}
+
+/* What is written to the disk while the rest is being merged is what the merge leaves in the end. */
+static void test_ready_is_final(void)
+{
+    struct world world;
+    world_init(&world);
+    world.sync.outer.type = DL_OUTER_NESTEROV;
+    world.sync.outer.momentum = 0.9;
+    struct growth growth = {.world = &world, .theta = floats(world.padded), .first = floats(world.padded)};
+    for (int method = DL_MERGE_MEAN; method <= DL_MERGE_RDA; method++) {
+        for (uint32_t threads = 1; threads <= 4; threads++) {
+            use_threads(&world, threads);
+            fill_pushes(&world, 5, -1);
+            world.sync.merge.method = (enum dl_merge_method)method;
+            growth.elements = growth.calls = 0;
+            world.job.ready = note_ready;
+            world.job.ready_context = &growth;
+            CU_ASSERT_EQUAL(sy_merge_run(world.merge, &world.sync, &world.job, &world.stats, NULL), DL_OK);
+            CU_ASSERT_EQUAL(growth.elements, world.padded);
+            CU_ASSERT(growth.calls > 1 && growth.wrong == 0);
+            CU_ASSERT_EQUAL(memcmp(growth.theta, world.theta_out, world.padded * sizeof(float)), 0);
+            CU_ASSERT_EQUAL(memcmp(growth.first, world.outer.first, world.padded * sizeof(float)), 0);
+        }
+    }
+    free(growth.theta);
+    free(growth.first);
+    world_release(&world);
+}
+
 UNIT_MAIN("merge", {"gradient", test_gradient_of_all_methods_and_codecs},
           {"one learner", test_one_learner_is_the_identity}, {"fallback", test_fallback_to_the_mean},
           {"zero deltas", test_zero_deltas}, {"rda keeps the norm", test_rda_keeps_the_norm},
-          {"outer optimisers", test_outer_optimisers})
+          {"outer optimisers", test_outer_optimisers}, {"ready is final", test_ready_is_final})

@@ -46,6 +46,49 @@ static void test_every_index_once(void)
     }
 }
 
+struct told {
+    uint8_t done[COUNT_MAX]; /* Plain: telling is what makes it visible. */
+    uint64_t end, calls, wrong;
+};
+
+static void mark(void *context, uint64_t begin, uint64_t end)
+{
+    struct told *told = context;
+    memset(told->done + begin, 1, end - begin);
+}
+
+static void note_end(void *context, uint64_t end)
+{
+    struct told *told = context;
+    told->wrong += end <= told->end;
+    for (uint64_t i = told->end; i < end; i++) {
+        told->wrong += told->done[i] != 1;
+    }
+    told->end = end;
+    told->calls++;
+}
+
+/* Who is told of an end finds all below it done, in growing order, up to the count. */
+static void test_told_how_far(void)
+{
+    static struct told told;
+    static const uint64_t counts[] = {1, 2, 31, 63, 100, COUNT_MAX};
+    for (uint32_t threads = 1; threads <= 5; threads++) {
+        struct sy_pool *pool = NULL;
+        CU_ASSERT_EQUAL_FATAL(sy_pool_new(threads, &pool, NULL), DL_OK);
+        for (int round = 0; round < 20; round++) {
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                told = (struct told){0};
+                sy_pool_run_told(pool, mark, note_end, &told, counts[c]);
+                CU_ASSERT_EQUAL(told.wrong, 0);
+                CU_ASSERT_EQUAL(told.end, counts[c]);
+            }
+            CU_ASSERT(threads > 1 || told.calls > 8); /* Not only at the end. */
+        }
+        sy_pool_free(pool);
+    }
+}
+
 static void test_limits(void)
 {
     struct sy_pool *pool = NULL;
@@ -56,4 +99,5 @@ static void test_limits(void)
     sy_pool_free(NULL);
 }
 
-UNIT_MAIN("pool", {"every index once", test_every_index_once}, {"limits", test_limits})
+UNIT_MAIN("pool", {"every index once", test_every_index_once}, {"told how far", test_told_how_far},
+          {"limits", test_limits})

@@ -288,7 +288,10 @@ static void check_blob(enum dl_codec codec, uint64_t blocks)
         values[i] = (float)(i % 1000) - 500.25f;
     }
     struct sy_blob *blob = NULL;
-    CU_ASSERT_EQUAL_FATAL(sy_blob_new(3, 9, 40, 2, codec, values, elements, buffers, &blob, &err), DL_OK);
+    struct sy_pool *pool = NULL;
+    CU_ASSERT_EQUAL_FATAL(sy_pool_new(3, &pool, &err), DL_OK);
+    struct sy_blob_options options = {.fragment = 3, .version = 9, .round = 40, .participants = 2, .codec = codec};
+    CU_ASSERT_EQUAL_FATAL(sy_blob_new(&options, values, elements, pool, buffers, &blob, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(blob->bytes, dl_codec_bytes(codec, elements));
     uint64_t at = 0;
     for (uint32_t i = 0; i < blob->chunk_count; i++) {
@@ -325,6 +328,7 @@ static void check_blob(enum dl_codec codec, uint64_t blocks)
     CU_ASSERT_EQUAL(blob->references, 1);
     sy_blob_drop(blob);
     free(values);
+    sy_pool_free(pool);
     sy_buffers_free(buffers);
     free(joined);
     free(back);
