@@ -9,6 +9,7 @@
  * blob.c     an encoded version, shared by all connections that send it
  * checkpoint.c   cuts, pinned; what is asked about them
  * totals.c   counters: committed with rounds, restored, saved at the end
+ * times.c    a round's times by stage
  * status.c   /status; metrics.c /metrics */
 #ifndef SY_SERVER_INTERNAL_H
 #define SY_SERVER_INTERNAL_H
@@ -153,6 +154,36 @@ bool sy_conn_writeable(struct sy_conn *conn);
 bool sy_conn_has_nothing_to_send(const struct sy_conn *conn);
 void sy_conn_release_queues(struct sy_conn *conn);
 
+/* --- times.c ---------------------------------------------------------------------------------------------------------
+ */
+
+enum sy_stage {                     /* Of a round, one after the other, but for encode, which is beside the commit. */
+                SY_STAGE_WAIT,      /* From the pull to the first push's announcement. */
+                SY_STAGE_TRANSFER,  /* Until the round was closed: pushes arrive; the grace window is in it. */
+                SY_STAGE_MERGE,     /* What the merge took. */
+                SY_STAGE_ENCODE,    /* Of the broadcast. */
+                SY_STAGE_COMMIT,    /* From the end of the merge until it was durable. */
+                SY_STAGE_BROADCAST, /* From the commit until the last receiver's last byte was given to its socket. */
+                SY_STAGE_COUNT
+};
+#define SY_RECENT_ROUNDS 64
+
+struct sy_recent {
+    uint64_t count; /* Ever added. */
+    double seconds[SY_RECENT_ROUNDS];
+};
+struct sy_spread {
+    double min, median, max; /* Seconds. */
+};
+
+const char *sy_stage_name(enum sy_stage stage);
+/* A version is committed and about to be sent. */
+void sy_times_merged(struct sy_server *server, const struct sy_job *job);
+/* A connection has taken the last byte of it. */
+void sy_times_sent(struct sy_server *server, const struct sy_blob *blob);
+/* Over the last SY_RECENT_ROUNDS rounds; false: there was none. */
+bool sy_times_recent(const struct sy_server *server, enum sy_stage stage, struct sy_spread *out);
+
 /* --- the server ------------------------------------------------------------------------------------------------------
  */
 
@@ -162,7 +193,9 @@ struct sy_held_fragment {
     struct sy_incoming *pushes;
     bool busy;           /* The merge thread has it. */
     uint64_t pull_round; /* The last one pulled, when first, and whether it asks for values rather than deltas. */
-    int64_t pull_ns, closed_ns;
+    int64_t pull_ns, arrival_ns, closed_ns; /* Pulled, first push announced, round closed. */
+    int64_t committed_ns, sent_ns;          /* Its blob; 0: not yet. */
+    double stage_seconds[SY_STAGE_COUNT];   /* Of the last round. */
     bool pull_seed;
 };
 
@@ -233,6 +266,7 @@ struct sy_server {
     struct {          /* Per round, but for `push`: from a push's announcement to its last byte. */
         struct dl_histogram collect, merge, commit, encode, total, push;
     } seconds;
+    struct sy_recent recent[SY_STAGE_COUNT];
     char *status_text, *metrics_text; /* Cached. */
     int64_t status_ns, metrics_ns;
 };

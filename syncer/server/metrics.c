@@ -108,7 +108,8 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
                   {"encode", &server->seconds.encode},
                   {"total", &server->seconds.total}};
     dl_metrics_family(m, "diloco_round_seconds", "histogram",
-                      "A round by stage: pull to close, merge, commit, encode; total is pull to broadcast.");
+                      "A round by stage: pull to close, merge, end of merge to durable, encode (beside it); total is "
+                      "pull to broadcast.");
     for (size_t i = 0; i < DL_COUNT_OF(stages); i++) {
         dl_metrics_histogram(m, stages[i].histogram, "stage", stages[i].stage);
     }
@@ -123,6 +124,21 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
     dl_metrics_value(m, view->times.commit, "stage", "commit", (char *)NULL);
     dl_metrics_value(m, view->times.total, "stage", "total", (char *)NULL);
     gauge(m, "diloco_grace_seconds", "Last computed grace window.", view->grace_seconds);
+}
+
+static void write_recent(const struct sy_server *server, struct dl_metrics *m)
+{
+    dl_metrics_family(m, "diloco_round_recent_seconds", "gauge",
+                      "The last 64 rounds by stage: wait, transfer, merge, encode, commit, broadcast.");
+    for (int stage = 0; stage < SY_STAGE_COUNT; stage++) {
+        struct sy_spread spread;
+        const char *name = sy_stage_name((enum sy_stage)stage);
+        if (sy_times_recent(server, (enum sy_stage)stage, &spread)) {
+            dl_metrics_value(m, spread.min, "stage", name, "of", "min", (char *)NULL);
+            dl_metrics_value(m, spread.median, "stage", name, "of", "median", (char *)NULL);
+            dl_metrics_value(m, spread.max, "stage", name, "of", "max", (char *)NULL);
+        }
+    }
 }
 
 static void write_server(const struct sy_server *server, struct dl_metrics *m)
@@ -169,6 +185,7 @@ char *sy_metrics_text(struct sy_server *server)
     write_members(server, &metrics, &view);
     write_learners(server, &metrics);
     write_times(server, &metrics, &view);
+    write_recent(server, &metrics);
     write_server(server, &metrics);
     return dl_buf_take(&buf);
 }

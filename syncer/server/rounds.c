@@ -181,6 +181,11 @@ static void merge(struct sy_server *server, const struct sy_action *action)
         who->lease = from->lease;
         who->cursor = from->cursor;
     }
+    struct sy_held_fragment *state = &server->fragments[job->local];
+    state->arrival_ns = server->now_ns;
+    for (const struct sy_incoming *push = state->pushes; push != NULL; push = push->next) {
+        state->arrival_ns = push->in_job ? DL_MIN(state->arrival_ns, push->begun_ns) : state->arrival_ns;
+    }
     struct sy_fragment_view view = {0};
     (void)sy_core_fragment(server->core, action->fragment, &view);
     dl_debug("merging round=%" PRIu64 " fragment=%u version=%" PRIu64 " have=%u need=%u asked=%u", action->round,
@@ -231,6 +236,7 @@ static void take_done(struct sy_server *server, struct sy_job *job)
     state->blob = dl_take(job->blob);
     drop_round(server, job->local, job->round);
     server->counters.commits++;
+    sy_times_merged(server, job);
     if (!job->seed) {
         dl_histogram_add(&server->seconds.collect, (double)(state->closed_ns - state->pull_ns) / 1e9);
         dl_histogram_add(&server->seconds.merge, (double)job->merge_ns / 1e9);

@@ -124,6 +124,10 @@ static void add_fragments(const struct sy_server *server, cJSON *root)
         add_u64(object, "have", view.have);
         add_u64(object, "need", view.need);
         add_u64(object, "asked", view.asked);
+        cJSON *seconds = cJSON_AddObjectToObject(object, "seconds");
+        for (int stage = 0; stage < SY_STAGE_COUNT; stage++) {
+            add_number(seconds, sy_stage_name((enum sy_stage)stage), server->fragments[i].stage_seconds[stage]);
+        }
     }
 }
 
@@ -153,6 +157,20 @@ static void add_times(cJSON *root, const struct sy_core_view *view)
     add_number(times, "commit", view->times.commit);
     add_number(times, "total", view->times.total);
     add_number(root, "graceSeconds", view->grace_seconds);
+}
+
+static void add_recent(const struct sy_server *server, cJSON *root)
+{
+    cJSON *recent = cJSON_AddObjectToObject(root, "recent");
+    for (int stage = 0; stage < SY_STAGE_COUNT; stage++) {
+        struct sy_spread spread;
+        if (sy_times_recent(server, (enum sy_stage)stage, &spread)) {
+            cJSON *object = cJSON_AddObjectToObject(recent, sy_stage_name((enum sy_stage)stage));
+            add_number(object, "min", spread.min);
+            add_number(object, "median", spread.median);
+            add_number(object, "max", spread.max);
+        }
+    }
 }
 
 /* The ledger of the job's data, in sequences; only where it is kept, on shard 0. */
@@ -208,6 +226,7 @@ char *sy_status_json(struct sy_server *server)
     add_fragments(server, root);
     add_counts(server, root, &view);
     add_times(root, &view);
+    add_recent(server, root);
     add_data(server, root, &view);
     add_u64(root, "bytesIn", server->counters.bytes_in);
     add_u64(root, "bytesOut", server->counters.bytes_out);

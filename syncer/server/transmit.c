@@ -135,6 +135,7 @@ static bool write_chunk(struct sy_conn *conn)
     uint8_t *frame = sy_blob_frame(conn->sending, conn->sending_chunk, &size);
     bool written = write_bytes(conn, frame, size);
     if (++conn->sending_chunk == conn->sending->chunk_count) {
+        sy_times_sent(conn->server, conn->sending);
         sy_blob_drop(conn->sending);
         conn->sending = NULL;
     }
