@@ -24,13 +24,13 @@
 /* --- injected faults: the n-th operation fails, of files and of SQLite's own files alike
  * ------------------------------ */
 
-static long fail_at;    /* 0: never. */
-static long operations; /* So far. */
-static long injected;
-static int fail_errno;
-static bool refuses_direct_at_opening;
-static bool refuses_direct; /* As a file system that needs its page cache. */
-static long writes_back;
+static _Atomic long fail_at;    /* 0: never. */
+static _Atomic long operations; /* So far. */
+static _Atomic long injected;
+static _Atomic int fail_errno;
+static _Atomic bool refuses_direct_at_opening;
+static _Atomic bool refuses_direct; /* As a file system that needs its page cache. */
+static _Atomic long writes_back;
 
 static inline bool is_due(void)
 {
