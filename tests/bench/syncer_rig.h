@@ -24,6 +24,7 @@
 #define RIG_LEARNERS_MAX 64
 #define RIG_FRAGMENTS_MAX 8
 #define RIG_TEXT_BYTES 262144
+#define RIG_ROUND_SECONDS_MAX 180 /* For one round: of 8 x 100 MB on a machine with much else to do. */
 
 struct rig_setup {
     const char *program;                         /* diloco-syncer */
@@ -274,9 +275,15 @@ static inline void *rig_learn(void *argument)
 
 static inline void rig_wait_for_round(const struct rig *rig, uint64_t round)
 {
-    for (int i = 0; atomic_load(&rig->last_round) < round; i++) {
-        if (i > 120000) {
-            fprintf(stderr, "bench: no round within two minutes\n");
+    int64_t since_ns = dl_now_ns();
+    uint64_t seen = 0;
+    for (uint64_t now = 0; now < round; now = atomic_load(&rig->last_round)) {
+        if (now > seen) {
+            seen = now;
+            since_ns = dl_now_ns();
+        }
+        if (dl_now_ns() - since_ns > RIG_ROUND_SECONDS_MAX * DL_NS_PER_SECOND) {
+            fprintf(stderr, "bench: no round within %d seconds\n", RIG_ROUND_SECONDS_MAX);
             exit(1);
         }
         usleep(1000);
