@@ -1,20 +1,17 @@
 /* diloco checkpoint, diloco export: consistent states of a run, named, listed, removed, written as safetensors. */
 #include <cjson/cJSON.h>
-#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/mem.h"
 #include "common/spec.h"
 #include "operator/cli/cli.h"
-#include "operator/local/preflight.h"
+#include "operator/local/exporter.h"
 #include "operator/local/rundir.h"
 #include "operator/local/shards.h"
 
@@ -67,49 +64,10 @@ static bool parse(int argc, char **argv, struct arguments *out)
     return optind == argc;
 }
 
-/* --- diloco-export ---------------------------------------------------------------------------------------------------- */
-
-/* Its exit code, or -1. */
-static int run_export(const struct op_rundir *dir, const char *const *more, struct dl_err *err)
-{
-    char program[OP_PATH_MAX];
-    if (op_program_find("diloco-export", program, err) != DL_OK) {
-        return -1;
-    }
-    uint32_t shards = op_shards_count(dir);
-    const char *argv[2 * DL_SPEC_SHARDS_MAX + 16] = {program};
-    DL_AUTO_FREE char *paths = calloc(shards + 1, OP_PATH_MAX);
-    int used = 1;
-    for (uint32_t s = 0; paths != NULL && s < shards; s++) {
-        char name[48];
-        snprintf(name, sizeof name, "state/shard-%u", s);
-        op_rundir_path(dir, name, paths + (size_t)s * OP_PATH_MAX);
-        argv[used++] = "--state-dir";
-        argv[used++] = paths + (size_t)s * OP_PATH_MAX;
-    }
-    for (; *more != NULL; more++) {
-        argv[used++] = *more;
-    }
-    fflush(stdout);
-    pid_t pid = paths == NULL ? -1 : fork();
-    if (pid == 0) {
-        execv(program, (char *const *)argv);
-        _exit(127);
-    }
-    int status = 0;
-    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    if (pid < 0 || !WIFEXITED(status)) {
-        dl_err_set(err, DL_EIO, "cannot run %s", program);
-        return -1;
-    }
-    return WEXITSTATUS(status);
-}
-
 static int export_or_fail(const char *command, const struct op_rundir *dir, const char *const *more)
 {
     struct dl_err err = {.text = ""};
-    int code = run_export(dir, more, &err);
+    int code = op_export_run(dir, more, &err);
     return code >= 0 ? code : op_cli_fail(command, &err);
 }
 

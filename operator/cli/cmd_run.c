@@ -21,6 +21,8 @@ static const char help[] =
     "  --resume RUN         go on in this run folder, where it was: same token and state; JOB.yaml may be left out, "
     "or\n"
     "                       change what can be changed (learners, budget, ...; docs/job-reference.md)\n"
+    "  --checkpoint ID      with --resume: first back to this checkpoint of it (id, name or vector clock); what came\n"
+    "                       after it stays in the tape and counts no longer\n"
     "  --tls                over TLS 1.3, with certificates made for this run (RUN/tls)\n"
     "  --no-tty             plain lines instead of the live view\n"
     "  --chaos LIST         disturbances by progress of the budget, e.g. kill@35%:2,join@55%\n"
@@ -79,10 +81,24 @@ struct arguments {
 
 static int parse(int argc, char **argv, struct arguments *out)
 {
-    enum { DIR_OPTION = 256, RESUME, NO_TTY, CHAOS, SAMPLE, RESULTS, LOG_LEVEL, LEARNER_ARG, BIN_DIR, TLS, HELP };
+    enum {
+        DIR_OPTION = 256,
+        RESUME,
+        CHECKPOINT,
+        NO_TTY,
+        CHAOS,
+        SAMPLE,
+        RESULTS,
+        LOG_LEVEL,
+        LEARNER_ARG,
+        BIN_DIR,
+        TLS,
+        HELP
+    };
     static const struct option options[] = {
         {"dir", required_argument, NULL, DIR_OPTION},
         {"resume", required_argument, NULL, RESUME},
+        {"checkpoint", required_argument, NULL, CHECKPOINT},
         {"no-tty", no_argument, NULL, NO_TTY},
         {"chaos", required_argument, NULL, CHAOS},
         {"sample", required_argument, NULL, SAMPLE},
@@ -102,6 +118,7 @@ static int parse(int argc, char **argv, struct arguments *out)
         switch (found) {
         case DIR_OPTION: out->run.dir = optarg; break;
         case RESUME: out->run.resume = optarg; break;
+        case CHECKPOINT: out->run.checkpoint = optarg; break;
         case NO_TTY: out->run.plain = true; break;
         case CHAOS: out->chaos = optarg; break;
         case SAMPLE: out->run.sample = optarg; break;
@@ -125,6 +142,9 @@ static int parse(int argc, char **argv, struct arguments *out)
     }
     if (out->run.resume != NULL && out->run.dir != NULL) {
         return op_cli_usage("run", "--resume goes on in its run folder: leave --dir out");
+    }
+    if (out->run.checkpoint != NULL && out->run.resume == NULL) {
+        return op_cli_usage("run", "--checkpoint takes a run back to a state of its own: name it with --resume");
     }
     if (out->run.resume != NULL && optind == argc) {
         return DL_EXIT_OK;

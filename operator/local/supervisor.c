@@ -15,6 +15,7 @@
 #include "common/exit_codes.h"
 #include "common/mem.h"
 #include "operator/local/certificates.h"
+#include "operator/local/exporter.h"
 #include "operator/local/process.h"
 #include "operator/local/supervisor_internal.h"
 
@@ -102,6 +103,16 @@ static enum dl_rc open_folder(struct op_supervisor *s, struct dl_err *err)
     return op_rundir_write(&s->dir, "lives", text, 0666, err);
 }
 
+static enum dl_rc roll_back(struct op_supervisor *s, struct dl_err *err)
+{
+    char to[OP_CHECKPOINT_BYTES_MAX] = "";
+    enum dl_rc rc = s->options->resume == NULL ? DL_OK : op_export_roll_back(&s->dir, s->options->checkpoint, to, err);
+    if (rc == DL_OK && to[0] != 0) {
+        op_events_add(&s->events, s->now_ns, "rolled_back", "", "to checkpoint %s", to);
+    }
+    return rc;
+}
+
 /* Workers inherit it. */
 static enum dl_rc share_cache(const struct op_supervisor *s, struct dl_err *err)
 {
@@ -159,6 +170,7 @@ static enum dl_rc set_up(struct op_supervisor *s, struct dl_err *err)
     rc = rc == DL_OK ? open_folder(s, err) : rc;
     rc = rc == DL_OK ? share_cache(s, err) : rc;
     rc = rc == DL_OK ? op_events_open(&s->events, &s->dir, s->start_ns, err) : rc;
+    rc = rc == DL_OK ? roll_back(s, err) : rc;
     rc = rc == DL_OK ? secure(s, err) : rc;
     rc = rc == DL_OK ? show_token(s, err) : rc;
     rc = rc == DL_OK ? write_job(s, err) : rc;

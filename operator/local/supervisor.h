@@ -19,13 +19,14 @@ struct op_run_options {
     const struct dl_spec *spec;
     const struct dl_spec_warnings *warnings; /* Repeated in the report. */
     const struct op_programs *programs;
-    const char *dir;       /* NULL: the next free runs/<job>-<n>. */
-    const char *resume;    /* Goes on in this run folder, with its token and its state; NULL: a new run. */
-    const char *log_level; /* Of the processes. */
-    const char *results;   /* JSON file of measures, or NULL. */
-    const char *sample;    /* Prompt of a sample at the end, or NULL. */
-    bool plain;            /* Lines even on a terminal. */
-    bool tls;              /* Over TLS, with an authority of its own. A run that was begun so stays so. */
+    const char *dir;        /* NULL: the next free runs/<job>-<n>. */
+    const char *resume;     /* Goes on in this run folder, with its token and its state; NULL: a new run. */
+    const char *checkpoint; /* With `resume`: back to this one first (id, name or vector clock); NULL: no. */
+    const char *log_level;  /* Of the processes. */
+    const char *results;    /* JSON file of measures, or NULL. */
+    const char *sample;     /* Prompt of a sample at the end, or NULL. */
+    bool plain;             /* Lines even on a terminal. */
+    bool tls;               /* Over TLS, with an authority of its own. A run that was begun so stays so. */
     struct op_chaos chaos;
     const char *learner_arguments[OP_LEARNER_ARGUMENTS_MAX]; /* Appended to each learner's command line. */
     uint32_t learner_argument_count;

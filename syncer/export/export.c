@@ -246,8 +246,24 @@ void sy_export_free(struct sy_export_checkpoint *checkpoints, uint32_t count)
     free(checkpoints);
 }
 
-static enum dl_rc find(const struct sy_export_options *options, uint64_t *id, char name[SY_EXPORT_TEXT_MAX],
-                       struct dl_err *err)
+enum dl_rc sy_export_job(const struct sy_export_options *options, char name[DL_SPEC_NAME_MAX],
+                         struct dl_layout **layout, struct dl_err *err)
+{
+    DL_AUTO_FREE struct job *job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "reading the job: no memory");
+    }
+    enum dl_rc rc = open_job(job, options, err);
+    if (rc == DL_OK) {
+        memcpy(name, job->name, sizeof job->name);
+        *layout = dl_take(job->layout);
+    }
+    close_all(job);
+    return rc;
+}
+
+enum dl_rc sy_export_find(const struct sy_export_options *options, bool whole, uint64_t *id,
+                          char name[SY_EXPORT_TEXT_MAX], struct dl_err *err)
 {
     struct sy_export_checkpoint *all = NULL;
     uint32_t count = 0;
@@ -255,16 +271,21 @@ static enum dl_rc find(const struct sy_export_options *options, uint64_t *id, ch
     if (rc != DL_OK) {
         return rc;
     }
+    bool is_whole = false;
     *id = 0;
     for (uint32_t i = 0; i < count && *id == 0; i++) {
         const char *wanted = options->checkpoint;
         if (strcmp(all[i].id_text, wanted) == 0 || strcmp(all[i].name, wanted) == 0 ||
             (all[i].clock != NULL && strcmp(all[i].clock, wanted) == 0)) {
             *id = all[i].id;
+            is_whole = all[i].shards == options->dir_count;
             snprintf(name, SY_EXPORT_TEXT_MAX, "%s", all[i].id_text);
         }
     }
     sy_export_free(all, count);
+    if (*id != 0 && whole && !is_whole) {
+        return dl_err_set(err, DL_ENOTFOUND, "checkpoint %s is not in every shard", name);
+    }
     return *id != 0
                ? DL_OK
                : dl_err_set(err, DL_ENOTFOUND, "there is no checkpoint '%s': `diloco checkpoint RUN --list` says which",
@@ -375,7 +396,7 @@ enum dl_rc sy_export_weights(const struct sy_export_options *options, char **clo
     char checkpoint[SY_EXPORT_TEXT_MAX] = "";
     *clock = NULL;
     *has_config = false;
-    enum dl_rc rc = options->checkpoint == NULL ? DL_OK : find(options, &id, checkpoint, err);
+    enum dl_rc rc = options->checkpoint == NULL ? DL_OK : sy_export_find(options, false, &id, checkpoint, err);
     struct job *job = calloc(1, sizeof *job);
     if (rc != DL_OK || job == NULL) {
         free(job);

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "common/err.h"
+#include "common/layout.h"
 #include "common/spec.h"
 
 #define SY_EXPORT_CHECKPOINTS_MAX 1024
@@ -37,6 +38,13 @@ struct sy_export_checkpoint { /* Over all shards. */
 DL_MUST_CHECK enum dl_rc sy_export_list(const struct sy_export_options *options, struct sy_export_checkpoint **out,
                                         uint32_t *count, struct dl_err *err);
 void sy_export_free(struct sy_export_checkpoint *checkpoints, uint32_t count);
+
+/* The job's name, and its layout (the caller's to free). DL_ENOTFOUND. */
+DL_MUST_CHECK enum dl_rc sy_export_job(const struct sy_export_options *options, char name[DL_SPEC_NAME_MAX],
+                                       struct dl_layout **layout, struct dl_err *err);
+/* The id of `options->checkpoint`, and as text. DL_ENOTFOUND; with `whole`, also when a shard lacks its part. */
+DL_MUST_CHECK enum dl_rc sy_export_find(const struct sy_export_options *options, bool whole, uint64_t *id,
+                                        char name[SY_EXPORT_TEXT_MAX], struct dl_err *err);
 
 /* Writes OUT/model.safetensors; metadata says job, checkpoint and versions. `clock` (malloc'ed) gets the latter. Beside it, when
  * the tensors are those of the job's model, the config.json with which transformers opens the folder; `*has_config`: it did.

@@ -9,10 +9,11 @@
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "syncer/export/export.h"
+#include "syncer/export/rollback.h"
 
 static const char help[] =
     "usage: diloco-export --state-dir DIR [--state-dir DIR ...] --out DIR [--checkpoint ID]\n"
-    "       diloco-export --state-dir DIR [--state-dir DIR ...] --list\n"
+    "       diloco-export --state-dir DIR [--state-dir DIR ...] --list | --roll-back ID\n"
     "\n"
     "Writes a job's global parameters as OUT/model.safetensors, and the config.json with which transformers opens OUT. "
     "The\n"
@@ -22,6 +23,9 @@ static const char help[] =
     "  --checkpoint ID    a checkpoint by id, name or vector clock; default: the newest versions\n"
     "  --out DIR          made when absent\n"
     "  --list             the checkpoints, newest first\n"
+    "  --roll-back ID     the job's state becomes that of this checkpoint (`diloco run --resume RUN --checkpoint ID`); "
+    "no\n"
+    "                     syncer and no learner of it may run\n"
     "Exit status: 0 fine, 1 failed, 2 wrong arguments, or not there.\n";
 
 static int complain(const struct dl_err *err)
@@ -76,19 +80,31 @@ static int export(const struct sy_export_options *options)
     return DL_EXIT_OK;
 }
 
+static int roll_back(const struct sy_export_options *options)
+{
+    char id[SY_EXPORT_TEXT_MAX];
+    struct dl_err err;
+    if (sy_rollback(options, id, &err) != DL_OK) {
+        return complain(&err);
+    }
+    printf("rolled back to checkpoint %s\n", id);
+    return DL_EXIT_OK;
+}
+
 int main(int argc, char **argv)
 {
-    enum { STATE = 256, CHECKPOINT, OUT, LIST, HELP };
+    enum { STATE = 256, CHECKPOINT, OUT, LIST, ROLL_BACK, HELP };
     static const struct option names[] = {
         {"state-dir", required_argument, NULL, STATE},
         {"checkpoint", required_argument, NULL, CHECKPOINT},
         {"out", required_argument, NULL, OUT},
         {"list", no_argument, NULL, LIST},
+        {"roll-back", required_argument, NULL, ROLL_BACK},
         {"help", no_argument, NULL, HELP},
         {NULL, 0, NULL, 0},
     };
     static struct sy_export_options options;
-    bool is_list = false;
+    bool is_list = false, is_rollback = false;
     for (int opt = getopt_long(argc, argv, "", names, NULL); opt != -1;
          opt = getopt_long(argc, argv, "", names, NULL)) {
         switch (opt) {
@@ -101,12 +117,16 @@ int main(int argc, char **argv)
         case CHECKPOINT: options.checkpoint = optarg; break;
         case OUT: options.out = optarg; break;
         case LIST: is_list = true; break;
+        case ROLL_BACK:
+            is_rollback = true;
+            options.checkpoint = optarg;
+            break;
         case HELP: fputs(help, stdout); return DL_EXIT_OK;
         default: return usage("the arguments are not understood");
         }
     }
-    if (optind < argc || options.dir_count == 0 || is_list == (options.out != NULL)) {
-        return usage("--state-dir is needed, and either --out or --list");
+    if (optind < argc || options.dir_count == 0 || is_list + is_rollback + (options.out != NULL) != 1) {
+        return usage("--state-dir is needed, and one of --out, --list and --roll-back");
     }
-    return is_list ? list(&options) : export(&options);
+    return is_list ? list(&options) : is_rollback ? roll_back(&options) : export(&options);
 }

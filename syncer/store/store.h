@@ -153,7 +153,7 @@ struct sy_store_commit {
     struct sy_store_totals totals;
     const struct sy_store_member *members; /* Those that have changed since the commit before. */
     uint32_t member_count;
-    bool recovered; /* Content of an older version under a new number, because the newer file was damaged. */
+    bool recovered; /* Content of an older version under a new number: a file was damaged, or it was rolled back. */
 };
 
 struct sy_store_pinned {
@@ -311,6 +311,15 @@ DL_MUST_CHECK enum dl_rc sy_store_pin(struct sy_store *store, const struct sy_st
                                       struct dl_err *err);
 /* All channels of the cut are closed: what was in them, and where the learners were. */
 DL_MUST_CHECK enum dl_rc sy_store_complete(struct sy_store *store, const struct sy_store_cut *cut, struct dl_err *err);
+/* Whether this shard's part is there and intact, file by file. DL_ENOTFOUND, DL_ECORRUPT. */
+DL_MUST_CHECK enum dl_rc sy_store_check_checkpoint(struct sy_store *store, uint64_t id, const struct dl_layout *layout,
+                                                   uint32_t shards, struct dl_err *err);
+/* Goes back to it: each of the shard's fragments gets a new version with the content that the checkpoint has, outer-optimiser
+ * state included; the counters of progress are the checkpoint's; and in the ledger counts only what its versions have seen, the
+ * rest goes back to the queue, whoever holds it: no learner may live on. The tape keeps all that was. What was written when it
+ * fails is undone or done again by a repeat. DL_ENOTFOUND, DL_ECORRUPT; else as sy_store_commit. */
+DL_MUST_CHECK enum dl_rc sy_store_roll_back(struct sy_store *store, uint64_t id, const struct dl_layout *layout,
+                                            uint32_t shards, struct dl_err *err);
 /* DL_ENOTFOUND: no such checkpoint. */
 DL_MUST_CHECK enum dl_rc sy_store_unpin(struct sy_store *store, uint64_t id, struct dl_err *err);
 /* The newest first, at most `most`. */

@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import struct
+import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
@@ -84,5 +85,69 @@ def test_checkpoints_while_it_trains(build):
         check(run.ask("export", "run", "--checkpoint", "nine", "--out", "x", code=2).count("no checkpoint") == 1, "an unknown one")
 
 
+def balance(run):
+    """{what: positions} of the ledger's coverage, without a fault."""
+    with tape(run) as db:
+        check(db.execute("SELECT * FROM coverage_faults").fetchall() == [], "the ledger does not balance")
+        return dict(db.execute("SELECT what, sum(count) FROM coverage GROUP BY what"))
+
+
+def counted_by(run, clock):
+    """Positions that the pushes in these versions' history had seen, told from the pushes themselves (shard 0)."""
+    seen = {}
+    with tape(run) as db:
+        for f, version in enumerate(clock):
+            for uid, lease, cursor in db.execute(
+                    "SELECT uid, lease, cursor FROM participants WHERE fragment = ? AND version <= ? AND lease > 0", (f, version)):
+                seen[uid] = max(seen.get(uid, (0, 0)), (lease, cursor))
+        total = 0
+        for uid, (lease, cursor) in seen.items():
+            total += cursor + db.execute("SELECT coalesce(sum(count), 0) FROM leases WHERE uid = ? AND lease < ?", (uid, lease)).fetchone()[0]
+        return total
+
+
+def test_back_to_a_checkpoint(build):
+    """S4, J8: a run goes on from a checkpoint of it, over two shards: weights, progress and ledger are the cut's; what came after
+    stays in the tape, counts no longer and is trained on again; the whole is replayed to the bit."""
+    job = manifest(TEXT, training={"tokenBudget": 250000}, syncer={"shards": 2}, learners={"replicas": 3, "max": 4})
+    with Run(build, job, PACED) as run:
+        wait(lambda: rounds(run) >= 12, 60, "rounds")
+        run.ask("checkpoint", "run", "--name", "good")
+        line = next(l for l in run.ask("checkpoint", "run", "--list").splitlines() if "good" in l).split()
+        clock, tokens = [int(v) for v in line[-1][1:].split(".")], int(line[4])
+        at = rounds(run)
+        wait(lambda: rounds(run) >= at + 30, 60, "thirty rounds more")
+        run.process.kill()
+        run.process.wait(10)
+        wait(lambda: not run.pids(), 10, "the end of all processes")
+        counted = balance(run)["counted"]
+        check("no checkpoint" in run.ask("run", "--resume", "run", "--checkpoint", "bad", code=2), "to one that is not there")
+        check("name it with --resume" in run.ask("run", "job.json", "--checkpoint", "good", code=2), "without a run")
+        check(balance(run)["counted"] == counted, "a refusal has changed the ledger")
+        run.ask("export", "run", "--checkpoint", "good", "--out", "cut")
+        # As the run will do it first, to see what is there before it goes on.
+        shards = [a for s in (0, 1) for a in ("--state-dir", run.dir / "state" / f"shard-{s}")]
+        done = subprocess.run([pathlib.Path(run.diloco).parent / "diloco-export", *shards, "--roll-back", "good"], capture_output=True, text=True)
+        check(done.returncode == 0, f"{done.stdout} {done.stderr}")
+        run.ask("export", "run", "--out", "back")
+        check(tensors(run.folder / "back" / "model.safetensors")[0] == tensors(run.folder / "cut" / "model.safetensors")[0],
+              "the newest versions are not the checkpoint's")
+        coverage = balance(run)
+        check(coverage["counted"] == counted_by(run, [clock[0], 0, clock[2], 0]) < counted and "leased" not in coverage,
+              f"{coverage}, before {counted}")
+        with tape(run) as db:
+            check(db.execute("SELECT tokens FROM totals").fetchone()[0] == tokens, "progress is not the checkpoint's")
+            check(db.execute("SELECT count(*) FROM events WHERE kind = 'rolled_back'").fetchone()[0] == 1, "no event")
+        resume(run, "--checkpoint", "good", *PACED)
+        wait(lambda: any(e["event"] == "rolled_back" for e in run.events()), 20, "the event")
+        run.exit(120)
+        report = run.report()
+        check(report["phase"] == "Succeeded" and report["tokens"] >= 250000, f"{report['phase']} {report['tokens']}")
+        check(not (run.dir / "rolling-back").exists(), "the mark of a roll-back under way is left")
+        check(balance(run)["counted"] > coverage["counted"], "nothing counts any more")
+        result = json.loads(run.ask("replay", "run", "--json", "--quiet"))
+        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] > at + 30, f"{result}")
+
+
 if __name__ == "__main__":
-    main([test_checkpoints_while_it_trains])
+    main([test_checkpoints_while_it_trains, test_back_to_a_checkpoint])

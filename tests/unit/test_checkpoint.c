@@ -213,7 +213,163 @@ static void test_q7_pins_are_fenced(void)
     remove_dir();
 }
 
+/* --- rolling back ------------------------------------------------------------------------------------------------------- */
+
+static struct dl_layout *two_fragments(void)
+{
+    struct dl_tensor tensors[2] = {{.name = "a", .rank = 1, .shape = {DL_BLOCK}},
+                                   {.name = "b", .rank = 1, .shape = {DL_BLOCK}}};
+    struct dl_layout *layout = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(dl_layout_new(tensors, 2, 2, DL_LAYOUT_BALANCED, &layout, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(layout->fragments[1].padded_elements, DL_BLOCK);
+    return layout;
+}
+
+/* A version of both fragments, made of a push of `uid` that has seen (lease, cursor). */
+static void merge(struct sy_store *store, uint64_t version, const char *uid, uint64_t lease, uint64_t cursor)
+{
+    for (uint32_t fragment = 0; fragment < 2; fragment++) {
+        float parameters[DL_BLOCK];
+        for (uint32_t i = 0; i < DL_BLOCK; i++) {
+            parameters[i] = (float)(fragment * 1000 + version);
+        }
+        uint64_t state[2] = {version, fragment};
+        struct sy_store_participant who = {
+            .nonce = 1, .step = 5 * version, .tokens = 10, .lease = lease, .cursor = cursor};
+        snprintf(who.uid, sizeof who.uid, "%s", uid);
+        const struct sy_store_commit one = {
+            .fragment = fragment,
+            .version = version,
+            .round = 2 * version + fragment,
+            .parameters = parameters,
+            .parameters_bytes = sizeof parameters,
+            .state = state,
+            .state_bytes = sizeof state,
+            .participants = &who,
+            .participant_count = 1,
+            .totals = {.next_round = 100 + version, .rounds_merged = 2 * version, .tokens = 50 * version}};
+        struct dl_err err;
+        CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &one, 1, &err), DL_OK);
+    }
+}
+
+static void lease(struct sy_store *store, uint64_t number, uint64_t first, uint64_t count, const char *uid)
+{
+    struct sy_lease one = {.lease = number, .first = first, .count = count, .state = SY_LEASE_HELD, .nonce = 1};
+    snprintf(one.uid, sizeof one.uid, "%s", uid);
+    const struct sy_ledger_changes changes = {.leases = &one, .lease_count = 1};
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sy_store_write_ledger(store, &changes, &err), DL_OK);
+}
+
+static void empty_queue(struct sy_store *store)
+{
+    const struct sy_ledger_changes changes = {.ranges_changed = true};
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sy_store_write_ledger(store, &changes, &err), DL_OK);
+}
+
+/* The newest version of both is `version`, with the content that `content` had. */
+static void check_content(struct sy_store *store, uint64_t version, uint64_t content)
+{
+    for (uint32_t fragment = 0; fragment < 2; fragment++) {
+        float parameters[DL_BLOCK];
+        uint64_t state[2];
+        struct sy_store_version newest;
+        char damage[DL_ERR_TEXT_MAX];
+        struct dl_err err;
+        CU_ASSERT_EQUAL_FATAL(
+            sy_store_load(store, fragment, parameters, sizeof parameters, state, sizeof state, &newest, damage, &err),
+            DL_OK);
+        CU_ASSERT_EQUAL(newest.version, version);
+        CU_ASSERT_EQUAL(newest.round, 2 * content + fragment);
+        CU_ASSERT(parameters[7] == (float)(fragment * 1000 + content) && state[0] == content && state[1] == fragment);
+    }
+}
+
+/* What counts, and that all else below `positions` waits for its next learner. */
+static void check_ledger(struct sy_store *store, uint64_t positions, uint64_t counted, uint32_t ranges)
+{
+    struct sy_ledger_state state;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sy_store_read_ledger(store, 8, &state, &err), DL_OK);
+    uint64_t queued = 0;
+    for (uint32_t i = 0; i < state.range_count; i++) {
+        CU_ASSERT(i == 0 || state.ranges[i].first >= state.ranges[i - 1].first + state.ranges[i - 1].count);
+        queued += state.ranges[i].count;
+    }
+    for (uint32_t i = 0; i < state.lease_count; i++) {
+        CU_ASSERT_EQUAL(state.leases[i].state, SY_LEASE_COUNTED); /* Nobody holds anything. */
+    }
+    CU_ASSERT(state.positions == positions && state.counted == counted && state.range_count == ranges);
+    CU_ASSERT_EQUAL(queued, positions - counted);
+    free(state.leases);
+    free(state.ranges);
+}
+
+static void pin(struct sy_store *store, uint64_t id, uint64_t version, uint64_t tokens)
+{
+    struct sy_store_checkpoint checkpoint = describe(id, "", version);
+    struct dl_err err;
+    checkpoint.rounds_merged = 2 * version;
+    checkpoint.tokens = tokens;
+    CU_ASSERT_EQUAL_FATAL(sy_store_pin(store, &checkpoint, &err), DL_OK);
+}
+
+/* S4, J8: back to a checkpoint, on from there, back to one of the new stretch, and to the first again. */
+static void test_rolls_back(void)
+{
+    snprintf(dir, sizeof dir, "/tmp/diloco-test-pin-XXXXXX");
+    CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(dir));
+    struct sy_store *store = open_store();
+    struct dl_layout *layout = two_fragments();
+    struct sy_store_totals totals;
+    struct dl_err err;
+    lease(store, 1, 0, 100, "a");
+    lease(store, 2, 100, 100, "b");
+    merge(store, 1, "a", 0, 0);
+    merge(store, 2, "a", 1, 40);
+    pin(store, 7, 2, 100);
+    lease(store, 3, 200, 100, "a");
+    merge(store, 3, "a", 1, 90);
+    merge(store, 4, "a", 3, 30);
+    CU_ASSERT_EQUAL(sy_store_check_checkpoint(store, 7, layout, 1, &err), DL_OK);
+    CU_ASSERT_EQUAL(sy_store_check_checkpoint(store, 6, layout, 1, &err), DL_ENOTFOUND);
+    CU_ASSERT_EQUAL(sy_store_roll_back(store, 6, layout, 1, &err), DL_ENOTFOUND);
+    check_content(store, 4, 4);
+    CU_ASSERT_EQUAL_FATAL(sy_store_roll_back(store, 7, layout, 1, &err), DL_OK);
+    check_content(store, 5, 2);
+    check_ledger(store, 300, 40, 3);
+    sy_store_get_totals(store, &totals);
+    CU_ASSERT(totals.tokens == 100 && totals.rounds_merged == 4 && totals.tokens_merged_sum == 40 && totals.step == 10);
+    CU_ASSERT_EQUAL(totals.next_round, 104); /* Numbers are never given twice. */
+    sy_store_close(store);
+    store = open_store();
+    sy_store_get_totals(store, &totals);
+    CU_ASSERT(totals.tokens == 100 && totals.step == 10);
+    empty_queue(store); /* All of it is leased again. */
+    lease(store, 4, 40, 60, "c");
+    lease(store, 5, 100, 200, "d");
+    merge(store, 6, "c", 4, 60);
+    pin(store, 8, 6, 130);
+    merge(store, 7, "d", 5, 200);
+    CU_ASSERT_EQUAL_FATAL(sy_store_roll_back(store, 8, layout, 1, &err), DL_OK);
+    check_content(store, 8, 6);
+    check_ledger(store, 300, 100, 1);
+    sy_store_get_totals(store, &totals);
+    CU_ASSERT(totals.tokens == 130 && totals.tokens_merged_sum == 60); /* Without versions 3 and 4. */
+    CU_ASSERT_EQUAL_FATAL(sy_store_roll_back(store, 7, layout, 1, &err), DL_OK);
+    check_content(store, 9, 2);
+    check_ledger(store, 300, 40, 2);
+    CU_ASSERT_EQUAL_FATAL(sy_store_roll_back(store, 7, layout, 1, &err), DL_OK); /* A repeat. */
+    check_ledger(store, 300, 40, 2);
+    sy_store_close(store);
+    dl_layout_free(layout);
+    remove_dir();
+}
+
 UNIT_MAIN("checkpoint", {"everyone", test_a_cut_is_told_to_everyone_and_closed_by_everyone},
           {"by a marker", test_a_marker_makes_the_cut_and_later_ones_hear_of_it},
           {"nobody there", test_nobody_there_and_a_restart}, {"S4 pinned versions stay", test_s4_pinned_versions_stay},
-          {"Q7 fenced", test_q7_pins_are_fenced})
+          {"Q7 fenced", test_q7_pins_are_fenced}, {"S4 J8 rolls back", test_rolls_back})
