@@ -21,7 +21,7 @@
  *     coverage(first, count, what, lease, learner)                    a view: each position below the high-water mark
  *     coverage_faults(first, count, fault)                            a view: what is there twice, or not at all; empty
  *     totals(id = 1, next_round, rounds_merged, tokens, tokens_merged, next_admission)
- *     counters(name, value)   the other totals: step, joins, refusals, leaves.WHY, verdicts.VERDICT, tokens_merged_sum
+ *     counters(name, value)   the other totals: step, joins, refusals, leaves.WHY, verdicts.VERDICT, tokens_merged_sum, busy_ns, ...
  *     evaluations(which, loss, tokens, round, hash)   `first` and `last`
  *     members(uid, nonce, learner, born, admission, step, tokens, merged, has_left)   the learner processes in the totals
  *     checkpoints(id, name, wall_ns, epoch, rounds_merged, tokens, complete)   and of each, by id:
