@@ -114,7 +114,7 @@ def test_back_to_a_checkpoint(build):
         wait(lambda: rounds(run) >= 12, 60, "rounds")
         run.ask("checkpoint", "run", "--name", "good")
         line = next(l for l in run.ask("checkpoint", "run", "--list").splitlines() if "good" in l).split()
-        clock, tokens = [int(v) for v in line[-1][1:].split(".")], int(line[4])
+        clock = [int(v) for v in line[-1][1:].split(".")]
         at = rounds(run)
         wait(lambda: rounds(run) >= at + 30, 60, "thirty rounds more")
         run.process.kill()
@@ -136,7 +136,8 @@ def test_back_to_a_checkpoint(build):
         check(coverage["counted"] == counted_by(run, [clock[0], 0, clock[2], 0]) < counted and "leased" not in coverage,
               f"{coverage}, before {counted}")
         with tape(run) as db:
-            check(db.execute("SELECT tokens FROM totals").fetchone()[0] == tokens, "progress is not the checkpoint's")
+            tokens = db.execute("SELECT t.tokens, c.tokens FROM totals t, checkpoints c WHERE c.name = 'good'").fetchone()
+            check(tokens[0] == tokens[1] > 0, f"progress is not the checkpoint's: {tokens}")
             check(db.execute("SELECT count(*) FROM events WHERE kind = 'rolled_back'").fetchone()[0] == 1, "no event")
         resume(run, "--checkpoint", "good", *PACED)
         wait(lambda: any(e["event"] == "rolled_back" for e in run.events()), 20, "the event")
