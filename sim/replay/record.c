@@ -154,14 +154,56 @@ static enum dl_rc need_peer(struct sim_record *record, const struct sim_entry *e
     return DL_OK;
 }
 
+/* Its own first state, an update from before, or the state of one that is left out itself. */
+static bool depends_on_older(const struct sim_record *record, const struct sim_incarnation_record *who,
+                             const uint64_t *from)
+{
+    for (uint32_t k = 0; k < who->count; k++) {
+        const struct sim_entry *entry = &who->entries[k];
+        uint32_t peer = strcmp(entry->kind, "state") == 0 ? sim_record_peer(record, entry) : SIM_NO_INCARNATION;
+        bool is_older = strcmp(entry->kind, "apply") == 0 && entry->fragment < record->layout->fragment_count &&
+                        entry->a < from[entry->fragment];
+        if (is_older || (peer != SIM_NO_INCARNATION && record->incarnations[peer].left_out)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+uint32_t sim_record_leave_out(struct sim_record *record, const uint64_t *from)
+{
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t i = 0; i < record->incarnation_count; i++) {
+            struct sim_incarnation_record *who = &record->incarnations[i];
+            if (!who->left_out && depends_on_older(record, who, from)) {
+                who->left_out = more = true;
+            }
+        }
+    }
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < record->incarnation_count; i++) {
+        bool has_part = false;
+        for (uint32_t c = 0; c < record->commit_count && record->incarnations[i].left_out && !has_part; c++) {
+            const struct sim_commit *commit = &record->commits[c];
+            for (uint32_t k = 0; k < commit->push_count && commit->wanted; k++) {
+                has_part = has_part || record->pushes[commit->first_push + k].incarnation == i;
+            }
+        }
+        count += has_part ? 1 : 0;
+    }
+    return count;
+}
+
 enum dl_rc sim_record_plan(struct sim_record *record, struct dl_err *err)
 {
     for (uint32_t i = 0; i < record->commit_count; i++) {
         const struct sim_commit *commit = &record->commits[i];
         for (uint32_t k = 0; k < commit->push_count && commit->wanted; k++) {
             const struct sim_push *push = &record->pushes[commit->first_push + k];
-            uint32_t *needed = &record->incarnations[push->incarnation].needed;
-            *needed = push->entry == SIM_NO_ENTRY ? *needed : DL_MAX(*needed, push->entry + 1);
+            struct sim_incarnation_record *who = &record->incarnations[push->incarnation];
+            who->needed =
+                push->entry == SIM_NO_ENTRY || who->left_out ? who->needed : DL_MAX(who->needed, push->entry + 1);
         }
     }
     /* A peer that is needed further may itself have taken over a state there. */

@@ -33,6 +33,8 @@ struct sim_incarnation_record {
     char trainer[DL_WIRE_TRAINER_MAX];
     struct sim_entry *entries; /* By seq. */
     uint32_t count;
+    bool
+        left_out; /* It is older than the versions to begin with: not executed, its pushes are read where they were kept. */
     /* How far it has to be executed: so many entries, and at least so many steps. */
     uint32_t needed;
     uint64_t needed_steps;
@@ -96,6 +98,10 @@ void sim_record_free(struct sim_record *record); /* NULL is fine. */
 /* The versions of a checkpoint, by its name or number; `versions` has room for every fragment. DL_ENOTFOUND. */
 DL_MUST_CHECK enum dl_rc sim_record_checkpoint(struct sim_record *record, const char *name, uint64_t *versions,
                                                struct dl_err *err);
+
+/* Leaves out the processes that depend on versions older than `from` (by fragment), and whoever took over state of those;
+ * returns how many of them have part in a wanted version. */
+uint32_t sim_record_leave_out(struct sim_record *record, const uint64_t *from);
 
 /* Finds how far each process has to be executed for all wanted versions, and what is taken over on the way. */
 DL_MUST_CHECK enum dl_rc sim_record_plan(struct sim_record *record, struct dl_err *err);

@@ -172,6 +172,8 @@ enum dl_rc sim_replay_run(struct sim_record *record, const struct sim_replay_opt
     enum dl_rc rc = open_replay(&replay, err);
     if (rc == DL_OK) {
         choose(&replay);
+        result->left_out =
+            options->from == NULL || options->verify_only ? 0 : sim_record_leave_out(record, options->from);
         rc = options->verify_only ? DL_OK : sim_record_plan(record, err);
     }
     if (rc == DL_OK) {

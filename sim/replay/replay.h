@@ -28,6 +28,7 @@ struct sim_replay_result {
     uint64_t unverified; /* With verify_only: versions whose pushes, or what they were merged into, were not kept. */
     uint64_t steps;      /* Inner steps executed. */
     uint32_t processes;
+    uint32_t left_out;   /* Processes that lived across the checkpoint: their pushes were read, not made again. */
     uint64_t bytes_peak; /* Of versions and optimiser states. */
     uint32_t processes_peak;
     struct sim_difference difference; /* Found: the first one; the replay has ended there. */

@@ -11,8 +11,30 @@
 
 /* --- a merge --- */
 
+/* Pushes of processes that are older than the checkpoint. */
+static enum dl_rc read_left_out(struct sim_replay *replay, const struct sim_commit *commit, struct dl_err *err)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < commit->push_count; i++) {
+        const struct sim_push *push = &replay->record->pushes[commit->first_push + i];
+        any = any || replay->record->incarnations[push->incarnation].left_out;
+    }
+    enum dl_rc rc = any ? sim_replay_read_pushes(replay, commit, err) : DL_OK;
+    return rc != DL_ENOTFOUND
+               ? rc
+               : dl_err_set(err, DL_EINVAL,
+                            "%u learner processes lived across the checkpoint: what they had become by "
+                            "then is not kept, nor are their pushes (syncer.keepPushes), of round %" PRIu64
+                            " first. Replay from the start, without --from",
+                            replay->result->left_out, commit->round);
+}
+
 static enum dl_rc execute_pushes(struct sim_replay *replay, const struct sim_commit *commit, struct dl_err *err)
 {
+    enum dl_rc kept = read_left_out(replay, commit, err);
+    if (kept != DL_OK) {
+        return kept;
+    }
     for (uint32_t i = 0; i < commit->push_count; i++) {
         const struct sim_push *push = &replay->record->pushes[commit->first_push + i];
         if (push->encoded != NULL) {

@@ -112,8 +112,12 @@ enum dl_rc sim_replay_read_pushes(struct sim_replay *replay, const struct sim_co
     }
     for (uint32_t i = 0; i < commit->push_count; i++) {
         struct sim_push *push = &replay->record->pushes[commit->first_push + i];
-        uint64_t nonce = replay->record->incarnations[push->incarnation].nonce;
+        const struct sim_incarnation_record *who = &replay->record->incarnations[push->incarnation];
+        uint64_t nonce = who->nonce;
         uint32_t k = 0;
+        if (!replay->options->verify_only && !who->left_out) {
+            continue; /* It is executed. */
+        }
         while (k < count && kept[k].nonce != nonce) {
             k++;
         }

@@ -13,6 +13,13 @@ void sim_report_text(struct dl_buf *out, const struct sim_record *record, const 
                   " steps, %.1f s; at most %u processes and %" PRIu64 " MiB of versions at once)\n",
                   result->rounds, record->shards, result->processes, result->steps, seconds, result->processes_peak,
                   result->bytes_peak >> 20);
+    if (result->left_out > 0) {
+        dl_buf_printf(
+            out,
+            "%u of the processes lived across the checkpoint and were not executed: their pushes were merged as "
+            "the syncer kept them\n",
+            result->left_out);
+    }
     if (result->unverified > 0) {
         dl_buf_printf(out, "%" PRIu64 " versions could not be verified: their pushes were not kept\n",
                       result->unverified);
@@ -34,10 +41,11 @@ void sim_report_json(struct dl_buf *out, const struct sim_record *record, const 
     const struct sim_difference *difference = &result->difference;
     dl_buf_printf(out,
                   "{\"replayed_rounds\":%" PRIu64 ",\"replay_mismatches\":%d,\"first_states\":%" PRIu64
-                  ",\"unverified\":%" PRIu64 ",\"shards\":%u,\"processes\":%u,\"steps\":%" PRIu64
+                  ",\"unverified\":%" PRIu64 ",\"left_out\":%u,\"shards\":%u,\"processes\":%u,\"steps\":%" PRIu64
                   ",\"seconds\":%.3f,\"processes_peak\":%u,\"version_bytes_peak\":%" PRIu64,
-                  result->rounds, difference->found ? 1 : 0, result->first_states, result->unverified, record->shards,
-                  result->processes, result->steps, seconds, result->processes_peak, result->bytes_peak);
+                  result->rounds, difference->found ? 1 : 0, result->first_states, result->unverified, result->left_out,
+                  record->shards, result->processes, result->steps, seconds, result->processes_peak,
+                  result->bytes_peak);
     if (difference->found) {
         dl_buf_printf(out, ",\"difference\":{\"round\":%" PRIu64 ",\"fragment\":%u,\"version\":%" PRIu64 ",\"what\":",
                       difference->round, difference->fragment, difference->version);

@@ -207,7 +207,8 @@ def check_merges_alone(e, made):
 
 
 def test_from_a_checkpoint(build):
-    """J9, S4: learners that joined after a checkpoint are executed from its versions on; older ones are refused."""
+    """J9, S4: learners that joined after a checkpoint are executed from its versions on; what older ones pushed is merged as it was
+    kept, and when it was not, how many they are is told."""
     with Ensemble(build, job(syncer={"shards": 2, "keepPushes": True})) as e:
         e.start_syncers()
         faults = Faults(e, [Relay(address) for address in e.addresses], 1)
@@ -260,8 +261,21 @@ def test_from_a_checkpoint(build):
         print(whole, young)
         check(young["replay_mismatches"] == 0 and young["replayed_rounds"] == after(gone) >= 30, f"{young}")
         check(young["processes"] == 2 and whole["processes"] == 4, f"{young['processes']} of {whole['processes']} processes")
-        refused = replay(e, "--from", "training", code=2)
-        check("older than the checkpoint" in refused["error"], f"{refused}")
+        check(whole["left_out"] == young["left_out"] == 0, f"{whole} {young}")
+        across = replay(e, "--from", "training")
+        check(across["replay_mismatches"] == 0 and across["replayed_rounds"] == after(training) >= 10, f"{across}")
+        check(across["left_out"] == 2 and across["processes"] == across["steps"] == 0, f"{across}")
+        bare = copies(e, "bare")
+        for folder in bare:
+            for file in folder.glob("pushes-*"):
+                file.unlink()
+        refused = replay(e, *bare, "--from", "training", code=2)
+        check("2 learner processes lived across the checkpoint" in refused["error"], f"{refused}")
+        check(replay(e, *bare, "--from", "all-gone")["replayed_rounds"] == after(gone), "young learners' pushes are not needed")
+        altered = copies(e, "altered")
+        alter(altered[0], "update participants set weight = weight + 1 where (fragment, version, learner, admission) = (select "
+                          "fragment, version, learner, admission from participants order by version desc limit 1)")
+        check(replay(e, *altered, "--from", "training", code=1)["replay_mismatches"] == 1, "an altered weight is not caught")
         merges = replay(e, "--from", training, "--verify-only")
         check(merges["replayed_rounds"] == after(training) >= 10 and merges["unverified"] == 0, f"{merges}")
 
