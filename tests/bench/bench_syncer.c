@@ -1,11 +1,17 @@
 /* bench_syncer: whole outer rounds through a real diloco-syncer, against raw TCP in the same run.
  *
+ *     syncer [PROGRAM [cost | rounds]]
+ *     syncer --round int4 bf16 [ROUNDS]      such rounds only, for a profiler (docs/performance.md)
+ *
  * First, what a round costs the syncer's process: CPU of network thread, merge and encoding, a GB moved in either direction;
  * the yardstick is what one end of a plain TCP connection takes for a GB. Then, how long a round of 8 learners x 100 MB takes
- * against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8 processes, which needs every one of
- * them at once. PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
+ * (float32, and int4 up with bf16 down), against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8
+ * processes, which needs every one of them at once. All of these take turns in one run: what waits for its turn is asleep.
+ * PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
 #include <glob.h>
+#include <poll.h>
 
+#include "common/codec.h"
 #include "tests/bench/syncer_rig.h"
 
 #define WARM_ROUNDS 4
@@ -13,9 +19,13 @@
 #define PART_ROUNDS 3
 #define ROUNDS_TO_LOOK_AT 20
 #define RAW_BYTES (UINT64_C(2) << 30)
-#define RAW_REPEATS 3
 
-#define GLOO_REPEATS 5
+#define LEARNERS 8
+#define TURNS 5
+#define ROUNDS_A_TURN 3
+#define FRAGMENT_BYTES UINT64_C(100000000)
+#define GLOO_SECONDS_MAX 300 /* For one answer; its start loads PyTorch nine times. */
+#define CONNECTION_MB 2.5    /* The transport's buffers of one, beside the bound on a round's memory. */
 
 static const char *program;
 static struct rig rig;
@@ -75,68 +85,206 @@ static void cost(struct bench_report *report, const char *compression, bool dura
     bench_add(report, names[1], m.cpu_per_gb, "s/GB", "raw_tcp_one_end", m.cpu_per_gb / yardstick);
 }
 
-/* Seconds that Gloo takes to all-reduce 100 MB between 8 workers; 0: there is no PyTorch. */
-static double gloo_round(void)
+/* --- whole rounds beside plain TCP and Gloo -------------------------------------------------------------------------- */
+
+struct gloo { /* pid 0: there is none. */
+    pid_t pid;
+    FILE *orders, *answers;
+};
+
+/* A line of its answers, in time; false: none came. */
+static bool gloo_read(struct gloo *gloo, char *line, int size)
 {
-    char command[256], line[256] = "";
-    double seconds[GLOO_REPEATS];
-    snprintf(command, sizeof command,
-             "build/venv-compat/bin/python tests/bench/gloo_all_reduce.py 8 25000000 %d 2>/dev/null", GLOO_REPEATS);
+    struct pollfd ready = {.fd = fileno(gloo->answers), .events = POLLIN};
+    return poll(&ready, 1, GLOO_SECONDS_MAX * 1000) == 1 && fgets(line, size, gloo->answers) != NULL;
+}
+
+static void gloo_stop(struct gloo *gloo)
+{
+    if (gloo->pid > 0) {
+        fclose(gloo->orders);
+        waitpid(gloo->pid, NULL, 0);
+        fclose(gloo->answers);
+    }
+    gloo->pid = 0;
+}
+
+static void gloo_start(struct gloo *gloo)
+{
+    int orders[2], answers[2];
+    char workers[16], elements[32], line[64];
+    *gloo = (struct gloo){0};
     if (access("build/venv-compat/bin/python", X_OK) != 0) {
         printf("Gloo is left out: no build/venv-compat (make bench-deps)\n");
-        return 0;
+        return;
     }
-    FILE *pipe = popen(command, "r");
-    bool got = pipe != NULL && fgets(line, sizeof line, pipe) != NULL;
-    if (pipe == NULL || pclose(pipe) != 0 || !got) {
-        fprintf(stderr, "bench: no answer from: %s\n", command);
-        exit(1);
+    if (pipe(orders) != 0 || pipe(answers) != 0) {
+        rig_fail("bench: pipe");
     }
-    char *at = line;
-    for (int i = 0; i < GLOO_REPEATS; i++) {
-        seconds[i] = strtod(at, &at);
+    snprintf(workers, sizeof workers, "%d", LEARNERS);
+    snprintf(elements, sizeof elements, "%llu", (unsigned long long)(FRAGMENT_BYTES / sizeof(float)));
+    gloo->pid = fork();
+    if (gloo->pid == 0) {
+        dup2(orders[0], STDIN_FILENO);
+        dup2(answers[1], STDOUT_FILENO);
+        for (int i = 0; i < 2; i++) {
+            close(orders[i]);
+            close(answers[i]);
+        }
+        execl("build/venv-compat/bin/python", "python", "tests/bench/gloo_all_reduce.py", workers, elements,
+              (char *)NULL);
+        _exit(127);
     }
-    return bench_stats_of(seconds, GLOO_REPEATS).median;
+    close(orders[0]);
+    close(answers[1]);
+    gloo->orders = fdopen(orders[1], "w");
+    gloo->answers = fdopen(answers[0], "r");
+    if (gloo->pid < 0 || gloo->orders == NULL || gloo->answers == NULL) {
+        rig_fail("bench: Gloo");
+    }
+    if (!gloo_read(gloo, line, sizeof line)) {
+        printf("Gloo is left out: it did not start (build/venv-compat/bin/python tests/bench/gloo_all_reduce.py 8 "
+               "1000)\n");
+        kill(gloo->pid, SIGKILL);
+        gloo_stop(gloo);
+    }
 }
 
-static void beside_gloo(struct bench_report *report, const char *name, double seconds, double gloo)
+/* Of one repeat. */
+struct turn {
+    double seconds, cpu;
+};
+
+struct series {
+    uint32_t count;
+    double seconds[TURNS], cpu[TURNS];
+};
+
+static void keep(struct series *series, struct turn turn)
 {
-    if (gloo > 0) {
-        printf("%s: %.1f ms, Gloo %.1f ms: %.2f\n", name, seconds * 1e3, gloo * 1e3, seconds / gloo);
-        bench_add(report, name, seconds * 1e3, "ms", "gloo_all_reduce", seconds / gloo);
-    }
+    series->seconds[series->count] = turn.seconds;
+    series->cpu[series->count++] = turn.cpu;
 }
 
-/* One fragment of 100 MB, everybody in every round: seconds from one version to the next. */
-static double whole_round(struct bench_report *report, const char *compression, const char *broadcast, uint64_t up,
-                          uint64_t down, const char *name, double f32_seconds)
+static struct turn gloo_turn(struct gloo *gloo)
 {
-    struct rig_setup setup = {.program = program,
-                              .learners = 8,
-                              .fragments = 1,
-                              .rows = 6250,
-                              .columns = 4000,
-                              .compression = compression,
-                              .broadcast = broadcast,
-                              .pause_us = 1000};
-    double raw[RAW_REPEATS];
-    for (int i = 0; i < RAW_REPEATS; i++) {
-        raw[i] = rig_raw_round(setup.learners, up, down);
+    char line[64], *at = line;
+    fputs("\n", gloo->orders);
+    fflush(gloo->orders);
+    if (!gloo_read(gloo, line, sizeof line)) {
+        kill(gloo->pid, SIGKILL);
+        rig_fail("bench: Gloo did not answer");
     }
-    struct bench_stats floor = bench_stats_of(raw, RAW_REPEATS);
-    struct measured m = measure(&setup);
-    printf("round of 8 x 100 MB, %s up, %s down: %.1f ms; plain TCP for the same bytes %.1f ms (%.1f .. %.1f): %.2f",
-           compression, broadcast, m.round_seconds * 1e3, floor.median * 1e3, floor.min * 1e3, floor.max * 1e3,
-           m.round_seconds / floor.median);
-    if (f32_seconds > 0) {
-        printf("; of the f32 round: %.2f\n", m.round_seconds / f32_seconds);
-        bench_add_spread(report, name, bench_scale(m.round, 1e3), "ms", "round_f32", m.round_seconds / f32_seconds);
-    } else {
-        printf("\n");
-        bench_add_spread(report, name, bench_scale(m.round, 1e3), "ms", "raw_tcp_round",
-                         m.round_seconds / floor.median);
+    struct turn turn = {.seconds = strtod(line, &at)};
+    turn.cpu = strtod(at, NULL);
+    return turn;
+}
+
+static struct turn raw_turn(uint64_t up, uint64_t down)
+{
+    struct turn turn;
+    turn.seconds = rig_raw_round(LEARNERS, up, down, &turn.cpu);
+    return turn;
+}
+
+/* CPU is that of syncer and learners. */
+static struct turn round_turn(struct rig *of)
+{
+    double cpu = rig_cpu_of_syncer(of) + rig_cpu_of_process();
+    int64_t start = dl_now_ns();
+    rig_run_rounds(of, ROUNDS_A_TURN);
+    return (struct turn){.seconds = (double)(dl_now_ns() - start) * 1e-9 / ROUNDS_A_TURN,
+                         .cpu = (rig_cpu_of_syncer(of) + rig_cpu_of_process() - cpu) / ROUNDS_A_TURN};
+}
+
+enum { F32, INT4, FORMS };
+
+static const struct form {
+    const char *name, *compression, *broadcast, *beside_gloo, *memory;
+    uint64_t up, down;
+} forms[FORMS] = {
+    [F32] = {"round_f32", "none", "none", "round_f32_gloo", "round_f32_memory", FRAGMENT_BYTES, FRAGMENT_BYTES},
+    [INT4] = {"round_int4", "int4", "bf16", "round_int4_gloo", "round_int4_memory",
+              FRAGMENT_BYTES / DL_BLOCK / sizeof(float) * (4 + DL_BLOCK / 2), FRAGMENT_BYTES / 2},
+};
+
+static struct bench_stats report_series(const char *name, struct series *series)
+{
+    struct bench_stats seconds = bench_stats_of(series->seconds, series->count);
+    struct bench_stats cpu = bench_stats_of(series->cpu, series->count);
+    printf("%-22s %7.1f ms (%.1f .. %.1f), %.2f CPU s (%.2f .. %.2f)\n", name, seconds.median * 1e3, seconds.min * 1e3,
+           seconds.max * 1e3, cpu.median, cpu.min, cpu.max);
+    return seconds;
+}
+
+/* The bound on a round: (learners in the round x encoded fragment) + 3 x fragment, beside what connections and the idle
+ * process take. */
+static void report_memory(struct bench_report *report, const struct form *form, double most_mb, double idle_mb)
+{
+    double bound_mb =
+        (LEARNERS * (double)form->up + 3 * (double)FRAGMENT_BYTES) * 1e-6 + LEARNERS * CONNECTION_MB + idle_mb;
+    printf("%-22s %7.1f MB at most; bound %.1f MB: %.2f%s\n", form->memory, most_mb, bound_mb, most_mb / bound_mb,
+           most_mb > bound_mb ? "  ABOVE ITS BOUND" : "");
+    bench_add(report, form->memory, most_mb, "MB", "bound", most_mb / bound_mb);
+}
+
+/* One fragment of 100 MB, everybody in every round. */
+static void whole_rounds(struct bench_report *report)
+{
+    static struct rig rigs[FORMS];
+    static struct series ours[FORMS], floors[FORMS], of_gloo;
+    struct bench_stats seconds[FORMS], floor[FORMS], gloo_seconds = {0};
+    double idle_mb[FORMS];
+    struct gloo gloo;
+    gloo_start(&gloo);
+    for (int f = 0; f < FORMS; f++) {
+        struct rig_setup setup = {.program = program,
+                                  .learners = LEARNERS,
+                                  .fragments = 1,
+                                  .rows = 6250,
+                                  .columns = 4000,
+                                  .compression = forms[f].compression,
+                                  .broadcast = forms[f].broadcast,
+                                  .held = true,
+                                  .pause_us = 1000};
+        idle_mb[f] = rig_start(&rigs[f], &setup);
+        rig_run_rounds(&rigs[f], ROUNDS_A_TURN); /* All memory has been used once. */
     }
-    return m.round_seconds;
+    for (int turn = 0; turn < TURNS; turn++) {
+        if (gloo.pid > 0) {
+            keep(&of_gloo, gloo_turn(&gloo));
+        }
+        for (int f = 0; f < FORMS; f++) {
+            keep(&floors[f], raw_turn(forms[f].up, forms[f].down));
+            keep(&ours[f], round_turn(&rigs[f]));
+        }
+    }
+    gloo_stop(&gloo);
+    printf("rounds of %d x %.0f MB, in turn:\n", LEARNERS, (double)FRAGMENT_BYTES * 1e-6);
+    if (of_gloo.count > 0) {
+        gloo_seconds = report_series("gloo_all_reduce", &of_gloo);
+        bench_add_spread(report, "gloo_all_reduce", bench_scale(gloo_seconds, 1e3), "ms", NULL, 0);
+    }
+    for (int f = 0; f < FORMS; f++) {
+        floor[f] = report_series(f == F32 ? "raw_tcp_round_f32" : "raw_tcp_round_int4", &floors[f]);
+        seconds[f] = report_series(forms[f].name, &ours[f]);
+        printf("%-22s %.2f of plain TCP\n", forms[f].name, seconds[f].median / floor[f].median);
+        report_memory(report, &forms[f], rig_memory_mb(rigs[f].pid, "VmHWM:"), idle_mb[f]);
+    }
+    double of_f32 = seconds[INT4].median / seconds[F32].median;
+    printf("%-22s %.2f of the f32 round\n", forms[INT4].name, of_f32);
+    bench_add_spread(report, forms[F32].name, bench_scale(seconds[F32], 1e3), "ms", "raw_tcp_round",
+                     seconds[F32].median / floor[F32].median);
+    bench_add_spread(report, forms[INT4].name, bench_scale(seconds[INT4], 1e3), "ms", "round_f32", of_f32);
+    for (int f = 0; f < FORMS; f++) {
+        if (of_gloo.count > 0) {
+            double ratio = seconds[f].median / gloo_seconds.median;
+            printf("%-22s %.2f of Gloo's all-reduce\n", forms[f].name, ratio);
+            bench_add_spread(report, forms[f].beside_gloo, bench_scale(seconds[f], 1e3), "ms", "gloo_all_reduce",
+                             ratio);
+        }
+        rig_stop(&rigs[f]);
+    }
 }
 
 /* --- a round to look at ----------------------------------------------------------------------------------------------- */
@@ -205,7 +353,6 @@ static void look_at_round(const char *compression, const char *broadcast, uint64
     rig_stop(&rig);
 }
 
-/* Without arguments the bench; `syncer --round int4 bf16 [ROUNDS]`: such rounds only. */
 int main(int argc, char **argv)
 {
     static char path[512];
@@ -217,14 +364,14 @@ int main(int argc, char **argv)
         return 0;
     }
     program = argc > 1 ? argv[1] : path;
-    cost(&report, "none", false, (const char *const[]){"syncer_none_memory_round", "syncer_none_memory_cpu"});
-    cost(&report, "int8", false, (const char *const[]){"syncer_int8_memory_round", "syncer_int8_memory_cpu"});
-    cost(&report, "none", true, (const char *const[]){"syncer_none_durable_round", "syncer_none_durable_cpu"});
-    const uint64_t f32 = UINT64_C(100000000);
-    double seconds = whole_round(&report, "none", "none", f32, f32, "round_f32", 0);
-    double small = whole_round(&report, "int4", "bf16", f32 / 8, f32 / 2, "round_int4", seconds);
-    double gloo = gloo_round();
-    beside_gloo(&report, "round_f32_gloo", seconds, gloo);
-    beside_gloo(&report, "round_int4_gloo", small, gloo);
+    bool with_cost = argc < 3 || strcmp(argv[2], "cost") == 0, with_rounds = argc < 3 || strcmp(argv[2], "rounds") == 0;
+    if (with_cost) {
+        cost(&report, "none", false, (const char *const[]){"syncer_none_memory_round", "syncer_none_memory_cpu"});
+        cost(&report, "int8", false, (const char *const[]){"syncer_int8_memory_round", "syncer_int8_memory_cpu"});
+        cost(&report, "none", true, (const char *const[]){"syncer_none_durable_round", "syncer_none_durable_cpu"});
+    }
+    if (with_rounds) {
+        whole_rounds(&report);
+    }
     return bench_write(&report, "build/results/syncer.json");
 }

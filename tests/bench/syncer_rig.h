@@ -30,8 +30,8 @@ struct rig_setup {
     const char *program;                         /* diloco-syncer */
     uint32_t learners, fragments, rows, columns; /* A fragment is one tensor of rows x columns. */
     const char *compression, *broadcast;
-    bool durable;
-    uint32_t pause_us; /* Between two steps. */
+    bool durable, held; /* held: learners stand still until rig_run_rounds. */
+    uint32_t pause_us;  /* Between two steps. */
 };
 
 struct rig { /* One at a time. */
@@ -40,6 +40,7 @@ struct rig { /* One at a time. */
     pid_t pid;
     atomic_bool stop;
     _Atomic uint64_t last_round;
+    _Atomic uint64_t updates_limit; /* Learners that have applied as many stand still. */
     uint32_t started;
     pthread_t threads[RIG_LEARNERS_MAX];
     struct rig_learner {
@@ -142,6 +143,14 @@ static inline double rig_cpu_of_syncer(const struct rig *rig)
         rig_fail("bench: /proc/PID/stat");
     }
     return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+}
+
+static inline double rig_cpu_of_process(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
 /* A line of /proc/PID/status in MB: "VmRSS:", "VmHWM:". */
@@ -253,7 +262,12 @@ static inline void *rig_learn(void *argument)
         rig_must(diloco_register(d, name, values[p], 2, shape, DILOCO_WEIGHT, 0, &error), &error);
     }
     rig_must(diloco_join(d, &info, &error), &error);
+    atomic_store(&self->updates, info.updates_total);
     while (!atomic_load(&rig->stop)) {
+        if (info.updates_total >= atomic_load(&rig->updates_limit)) {
+            usleep(s->pause_us);
+            continue;
+        }
         for (uint32_t p = 0; p < s->fragments; p++) {
             values[p][info.step % 1000] += 1e-3f;
         }
@@ -290,14 +304,17 @@ static inline void rig_wait_for_round(const struct rig *rig, uint64_t round)
     }
 }
 
-static inline void rig_start(struct rig *rig, const struct rig_setup *setup)
+/* The syncer's memory in MB before any learner came. */
+static inline double rig_start(struct rig *rig, const struct rig_setup *setup)
 {
-    *rig = (struct rig){.setup = *setup, .folder = "/tmp/diloco-bench-XXXXXX"};
+    *rig = (struct rig){
+        .setup = *setup, .folder = "/tmp/diloco-bench-XXXXXX", .updates_limit = setup->held ? 0 : UINT64_MAX};
     if (mkdtemp(rig->folder) == NULL) {
         rig_fail(rig->folder);
     }
     rig_write_job(rig);
     rig_start_syncer(rig);
+    double idle_mb = rig_memory_mb(rig->pid, "VmRSS:");
     for (uint32_t i = 0; i < setup->learners; i++) {
         rig->learners[i].rig = rig;
         rig->learners[i].number = (int)i;
@@ -306,6 +323,30 @@ static inline void rig_start(struct rig *rig, const struct rig_setup *setup)
         }
     }
     rig->started = setup->learners;
+    return idle_mb;
+}
+
+/* Until every learner has applied `updates`; the first one is the first state. */
+static inline void rig_wait_for_updates(const struct rig *rig, uint64_t updates)
+{
+    for (uint32_t i = 0; i < rig->started; i++) {
+        for (int wait = 0; atomic_load(&rig->learners[i].updates) < updates; wait++) {
+            if (wait > 600000) {
+                fprintf(stderr, "bench: learner %u got no update within two minutes\n", i);
+                exit(1);
+            }
+            usleep(200);
+        }
+    }
+}
+
+/* Of held learners with one fragment: `count` rounds, from standing still until all have applied the last one. In
+ * between nothing is under way, so that other things can be measured in turn. */
+static inline void rig_run_rounds(struct rig *rig, uint64_t count)
+{
+    uint64_t updates = DL_MAX(atomic_load(&rig->updates_limit), UINT64_C(1)) + count;
+    atomic_store(&rig->updates_limit, updates);
+    rig_wait_for_updates(rig, updates);
 }
 
 /* Ends learners and syncer and removes the folder. */
@@ -417,8 +458,8 @@ static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
 }
 
 /* Seconds that plain TCP takes for what a round moves: `up` bytes from each of `peers` connections into one host, then
- * `down` bytes to each; one thread an end, as many connections at once as there are peers. */
-static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
+ * `down` bytes to each; one thread an end, as many connections at once as there are peers. `cpu`: CPU seconds of all ends. */
+static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down, double *cpu)
 {
     static pthread_t threads[2 * RIG_LEARNERS_MAX];
     static struct rig_raw ends[2 * RIG_LEARNERS_MAX];
@@ -430,6 +471,7 @@ static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
         memory[2 * i + 1] = rig_memory(DL_MAX(up, down));
     }
     int64_t start = dl_now_ns();
+    *cpu = 0;
     for (int way = 0; way < 2; way++) {
         for (uint32_t i = 0; i < 2 * peers; i++) {
             uint64_t bytes = way == 0 ? up : down;
@@ -444,6 +486,7 @@ static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down)
         }
         for (uint32_t i = 0; i < 2 * peers; i++) {
             pthread_join(threads[i], NULL);
+            *cpu += ends[i].cpu;
         }
     }
     double seconds = (double)(dl_now_ns() - start) * 1e-9;
