@@ -182,31 +182,56 @@ static void mix_piece(const struct apply *apply, const struct piece *piece, cons
     }
 }
 
+/* Without rebase or alpha the base copy gets the new values first, and the tensor takes them from there while they are in
+ * the cache. */
 static void apply_piece(void *context, const struct piece *piece)
 {
     const struct apply *apply = context;
     const struct wk_step *step = apply->step;
     float decoded[PIECE_ELEMENTS];
-    const uint8_t *encoded = at_block(apply->update, step->codec, piece->offset);
-    const float *fresh = decoded;
-    if (step->codec == DL_CODEC_NONE) {
-        fresh = (const float *)(const void *)encoded; /* Blocks of float32 stand at multiples of 1 KiB. */
-    } else {
-        dl_codec_decode(step->codec, encoded, piece->blocks, decoded);
-    }
-    if (step->rebase || step->alpha > 0) {
+    float *base = apply->base + piece->offset;
+    bool mixes = step->rebase || step->alpha > 0;
+    float *fresh = mixes ? decoded : base;
+    dl_codec_decode(step->codec, at_block(apply->update, step->codec, piece->offset), piece->blocks, fresh);
+    if (mixes) {
         mix_piece(apply, piece, fresh);
+        memcpy(base, fresh, piece->blocks * DL_BLOCK * sizeof(float));
     } else {
         memcpy(piece->theta, fresh, piece->count * sizeof(float));
     }
-    memcpy(apply->base + piece->offset, fresh, piece->blocks * DL_BLOCK * sizeof(float));
+}
+
+static void take_piece(void *context, const struct piece *piece)
+{
+    const float *const *base = context;
+    memcpy(piece->theta, *base + piece->offset, piece->count * sizeof(float));
+}
+
+/* An update in float32 is the new base copy as it lies there: it changes places with the old one, and only the tensors
+ * are written. False: it is no such update. */
+static bool exchange_base(struct wk_store *store, const struct wk_step *step, struct memory *slot)
+{
+    uint64_t bytes = store->layout->fragments[step->fragment].padded_elements * sizeof(float);
+    if (step->codec != DL_CODEC_NONE || step->rebase || step->alpha > 0 || slot->size != bytes) {
+        return false;
+    }
+    float **base = &store->base[step->fragment];
+    uint8_t *old = (uint8_t *)*base;
+    *base = (float *)(void *)slot->bytes; /* Both are aligned to 64 bytes. */
+    slot->bytes = old;
+    for_each_piece(store, step->fragment, take_piece, base);
+    return true;
 }
 
 void wk_store_apply(struct wk_store *store, const struct wk_step *step)
 {
+    struct memory *slot = &store->slots[step->fragment * WK_SLOTS + step->slot];
+    if (exchange_base(store, step, slot)) {
+        return;
+    }
     struct apply apply = {
         .step = step,
-        .update = store->slots[step->fragment * WK_SLOTS + step->slot].bytes,
+        .update = slot->bytes,
         .push = store->pushes[step->fragment].bytes,
         .base = store->base[step->fragment],
     };
