@@ -163,10 +163,15 @@ struct dl_spec {
 
 /* Something valid that will probably disappoint; `text` says what, why, and which number would do. */
 #define DL_SPEC_WARNINGS_MAX 16
+#define DL_SPEC_PATH_MAX 64
 struct dl_spec_warnings {
     uint32_t count;
-    char text[DL_SPEC_WARNINGS_MAX][DL_ERR_TEXT_MAX];
+    char path[DL_SPEC_WARNINGS_MAX][DL_SPEC_PATH_MAX]; /* The field: "spec.sync.interval". */
+    char text[DL_SPEC_WARNINGS_MAX][DL_ERR_TEXT_MAX];  /* Begins with it. */
 };
+
+/* What there is to say about a spec that was accepted. Pure. */
+void dl_spec_advise(const struct dl_spec *spec, struct dl_spec_warnings *out);
 
 /* Parses a manifest of `size` bytes, YAML or JSON; `origin` names it in errors ("job.yaml"). On success `*out` is the
  * caller's to free. DL_EINVAL: text has line or field path, the value, and what is allowed. `warnings` may be NULL. */

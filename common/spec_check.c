@@ -9,10 +9,6 @@
 #include "common/mem.h"
 #include "common/spec_internal.h"
 
-#define ROUNDS_FOR_MOMENTUM 200 /* Rounds of a fragment below which outer momentum of 0.8 and more harms. */
-#define SIGN_RATE_MAX                                                                                                  \
-    0.1 /* Outer rate of adamw and lion from which every parameter jumps by more than most of them are. */
-
 #define REPLICAS                                                                                                       \
     "(has(self.learners.replicas) ? self.learners.replicas : "                                                         \
     "has(self.learners.pools) && self.learners.pools.size() > 0 ? self.learners.pools.map(p, p.replicas).sum() : 1)"
@@ -158,110 +154,6 @@ static enum dl_rc check_sync(const struct dl_spec *spec, struct dl_err *err)
     return DL_OK;
 }
 
-/* --- warnings
- * ----------------------------------------------------------------------------------------------------------- */
-
-static void warn(struct dl_spec_warnings *warnings, const char *fmt, ...) DL_PRINTF(2, 3);
-static void warn(struct dl_spec_warnings *warnings, const char *fmt, ...)
-{
-    if (warnings->count < DL_SPEC_WARNINGS_MAX) {
-        va_list args;
-        va_start(args, fmt);
-        vsnprintf(warnings->text[warnings->count++], DL_ERR_TEXT_MAX, fmt, args);
-        va_end(args);
-    }
-}
-
-/* Inner steps that the token budget gives each learner. */
-static uint64_t steps_of_learner(const struct dl_spec *spec)
-{
-    const struct dl_training_spec *t = &spec->training;
-    uint64_t step_tokens = (uint64_t)t->batch_sequences * t->model.sequence_length;
-    return t->token_budget / (step_tokens * DL_MAX(spec->learners.replicas, 1u));
-}
-
-static void warn_of_optimizers(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
-{
-    const struct dl_sync_spec *s = &spec->sync;
-    uint64_t steps = steps_of_learner(spec), rounds = steps / s->interval;
-    bool has_memory = s->outer.type != DL_OUTER_SGD && s->outer.momentum >= 0.8;
-    if (has_memory && rounds < ROUNDS_FOR_MOMENTUM) {
-        warn(warnings,
-             "spec.sync.outerOptimizer.momentum %g: the token budget gives each fragment about %" PRIu64
-             " rounds; below %d its memory is a large share of the run and harms; use type sgd with learningRate 1, or "
-             "momentum 0.5, or a longer run",
-             s->outer.momentum, rounds, ROUNDS_FOR_MOMENTUM);
-    }
-    if ((s->outer.type == DL_OUTER_ADAMW || s->outer.type == DL_OUTER_LION) &&
-        s->outer.learning_rate >= SIGN_RATE_MAX) {
-        warn(warnings,
-             "spec.sync.outerOptimizer.learningRate %g: with type %s every parameter moves by about as much in each "
-             "round, "
-             "whatever its gradient; use a rate of the size of innerOptimizer.learningRate %g",
-             s->outer.learning_rate, dl_spec_enum_name("sync.outerOptimizer.type", (int)s->outer.type),
-             spec->training.inner.learning_rate);
-    }
-    if (steps > 0 && spec->training.inner.warmup_steps > steps / 2) {
-        warn(warnings,
-             "spec.training.innerOptimizer.warmupSteps %u is more than half of the %" PRIu64
-             " inner steps a learner takes; use at most %" PRIu64,
-             spec->training.inner.warmup_steps, steps, steps / 10);
-    }
-}
-
-static void warn_of_pace(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
-{
-    const struct dl_sync_spec *s = &spec->sync;
-    uint64_t steps = steps_of_learner(spec);
-    if (steps < s->interval) {
-        warn(warnings,
-             "spec.training.tokenBudget %" PRIu64 " is %" PRIu64
-             " inner steps a learner, below interval %u: no fragment is "
-             "synced at its own pace; use an interval of at most %" PRIu64,
-             spec->training.token_budget, steps, s->interval, DL_MAX(steps / 4, UINT64_C(1)));
-    }
-    if (s->mode != DL_SYNC_DECOUPLED) {
-        return;
-    }
-    if (s->interval < s->fragments) {
-        warn(warnings,
-             "spec.sync.interval %u is below fragments %u: several fragments share an inner step; use at most %u "
-             "fragments",
-             s->interval, s->fragments, s->interval);
-    }
-    if (s->warmup.steps > 0 && s->warmup.steps > steps / 2) {
-        warn(warnings, "spec.sync.warmup.steps %u is more than half of the %" PRIu64 " inner steps a learner takes",
-             s->warmup.steps, steps);
-    }
-    if (s->grace.mode == DL_GRACE_ADAPTIVE && s->overlap == 0 && spec->learners.replicas > 1) {
-        warn(warnings,
-             "spec.sync.grace: mode adaptive shares out the slack of overlapped steps, and with overlap 0 there is "
-             "none, so a round merges as soon as it has its quorum; use overlap 1 or more, or grace mode fixed");
-    }
-}
-
-static void warn_of_quorum(const struct dl_spec *spec, struct dl_spec_warnings *warnings)
-{
-    const struct dl_sync_spec *s = &spec->sync;
-    uint32_t replicas = spec->learners.replicas, quorum = dl_count_resolve(s->quorum, replicas);
-    if (s->mode == DL_SYNC_DECOUPLED && quorum == replicas && quorum > 1) {
-        warn(warnings,
-             "spec.sync.quorum: all %u learners; one that is lost holds every round until it is replaced; use %u or "
-             "less, or mode synchronous when that is meant",
-             quorum, quorum - 1);
-    }
-    if (!s->quorum.is_percent && s->quorum.value > replicas && replicas > 0) {
-        warn(warnings, "spec.sync.quorum %u is above learners.replicas %u and counts as %u until there are more",
-             s->quorum.value, replicas, quorum);
-    }
-    if (s->mode == DL_SYNC_SYNCHRONOUS && quorum == 1 && replicas > 1 && s->grace.mode != DL_GRACE_FIXED) {
-        warn(warnings,
-             "spec.sync.quorum: 1 of %u learners in mode synchronous; a round may merge what one learner sent; use "
-             "\"100%%\" to average all",
-             replicas);
-    }
-}
-
 enum dl_rc dl_spec_check(struct dl_spec *spec, bool has_replicas, struct dl_spec_warnings *warnings, struct dl_err *err)
 {
     enum dl_rc rc = check_training(&spec->training, err);
@@ -272,9 +164,7 @@ enum dl_rc dl_spec_check(struct dl_spec *spec, bool has_replicas, struct dl_spec
         rc = check_sync(spec, err);
     }
     if (rc == DL_OK) {
-        warn_of_optimizers(spec, warnings);
-        warn_of_pace(spec, warnings);
-        warn_of_quorum(spec, warnings);
+        dl_spec_advise(spec, warnings);
     }
     return rc;
 }

@@ -270,6 +270,8 @@ static void print_summary(const struct dl_spec *spec)
     print_bytes("memory a syncer", estimate.syncer_bytes);
     print_bytes("memory available here", op_memory_available());
     printf("%-22s %.1f KiB\n", "a push", (double)estimate.push_bytes / 1024.0);
+    printf("%-22s %.1f KiB up, %.1f KiB down; divide by a step's seconds for the bandwidth that does\n",
+           "a learner's step", (double)estimate.up_bytes / 1024.0, (double)estimate.down_bytes / 1024.0);
 }
 
 int op_cmd_check(int argc, char **argv)

@@ -81,6 +81,7 @@ struct op_job {
     int64_t parts_due_ns, parts_applied_ns;      /* Monotonic. */
     uint32_t part_failures, parts_failed;        /* In a row; a bit for each that the server has refused. */
     struct op_problem part_problem, pod_problem; /* What the server refused. */
+    int64_t advised_generation;                  /* Whose advice has been told. */
     int64_t told_generation; /* An earlier process wrote that the job of this generation runs; 0: not. */
     bool has_set;            /* The StatefulSet was made, by us or an earlier process. */
 

@@ -290,6 +290,25 @@ static void tell_changes(struct turn *t, enum op_job_phase phase)
     }
 }
 
+/* Once for each spec: what of it is accepted and will probably disappoint, with the number that would do. An earlier process
+ * has said it of a job that runs. */
+static void tell_advice(struct turn *t)
+{
+    struct op_job *job = t->job;
+    if (job->advised_generation == job->generation || job->spec_problem.reason[0] != 0) {
+        return;
+    }
+    job->advised_generation = job->generation;
+    if (job->told_generation == job->generation || !parse(t)) {
+        return;
+    }
+    struct dl_spec_warnings advice;
+    dl_spec_advise(t->spec, &advice);
+    for (uint32_t i = 0; i < advice.count; i++) {
+        op_act_event(t->c, job, true, "Advice", "Check", "%s", advice.text[i]);
+    }
+}
+
 static uint32_t truths_of(const struct op_conditions *conditions)
 {
     uint32_t truths = 0;
@@ -451,6 +470,7 @@ static void turn_of_job(struct turn *t)
     keep_parts(t);
     carry_out(t);
     say(t);
+    tell_advice(t);
     if (t->plan.next_ns != INT64_MAX) {
         op_controller_wake(t->c, job->key, t->now_ns + DL_MAX(t->plan.next_ns - t->wall_ns, INT64_C(0)));
     }

@@ -42,6 +42,9 @@ void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out)
     uint64_t fragments = DL_MAX(spec->sync.fragments, 1u);
     uint64_t blocks = (parameters / fragments + DL_BLOCK - 1) / DL_BLOCK;
     out->push_bytes = dl_codec_bytes(spec->sync.compression, blocks * DL_BLOCK);
+    uint64_t interval = DL_MAX(spec->sync.interval, 1u);
+    out->up_bytes = out->push_bytes * fragments / interval;
+    out->down_bytes = dl_codec_bytes(spec->sync.broadcast_compression, blocks * DL_BLOCK) * fragments / interval;
     uint64_t shards = DL_MAX(spec->syncer.shards, 1u);
     out->syncer_bytes = 3 * bytes / shards + out->push_bytes * replicas;
     out->total_bytes_least = replicas * out->learner_bytes_least + out->evaluator_bytes + shards * out->syncer_bytes;

@@ -20,6 +20,7 @@ struct op_estimate {
     uint64_t evaluator_bytes, syncer_bytes; /* One of each; `syncer` is a shard with the largest quorum. */
     uint64_t total_bytes_least;             /* All processes of the run. */
     uint64_t push_bytes;                    /* One learner, one fragment, encoded. */
+    uint64_t up_bytes, down_bytes;          /* One learner, of an inner step, on average: all pushes, all updates. */
 };
 
 void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out);

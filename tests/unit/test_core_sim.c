@@ -1,6 +1,6 @@
 /* Whole ensembles under virtual time: syncer cores and learner links, and everything that can go wrong between them.
  * First safety, with faults on; then the faults stop, and the job must finish. The seed is printed first: SIM_SEED=n
- * runs one seed alone, SIM_SEEDS=n that many. */
+ * runs one seed alone, SIM_SEEDS=n that many from 1 or SIM_SEED on. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -112,7 +112,7 @@ static void test_faults_then_finish(void)
 {
     const char *one = getenv("SIM_SEED"), *many = getenv("SIM_SEEDS");
     uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1;
-    uint64_t count = one != NULL ? 1 : many != NULL ? strtoull(many, NULL, 10) : 600;
+    uint64_t count = many != NULL ? strtoull(many, NULL, 10) : one != NULL ? 1 : 600;
     struct sim_counts sum = {0};
     uint64_t failed = 0;
     printf("seeds %llu to %llu ", (unsigned long long)first, (unsigned long long)(first + count - 1));

@@ -443,14 +443,27 @@ static void test_pools_and_counts(void)
     CU_ASSERT_EQUAL(dl_count_resolve((struct dl_count_or_percent){2, false}, 0), 1);
 }
 
+/* MINIMAL has 976 inner steps of 1024 tokens, so 40 rounds a fragment. */
 static void test_warnings_name_numbers_that_would_do(void)
 {
     static const struct {
-        const char *text, *expected;
+        const char *text, *expected; /* Begins with the field. */
     } cases[] = {
         {"  sync: {outerOptimizer: {type: nesterov}}\n",
          "momentum 0.9: the token budget gives each fragment about 40 rounds"},
+        {"  sync: {outerOptimizer: {type: nesterov}}\n", "momentum 0.5, an interval of at most 4, or a longer run"},
         {"  sync: {outerOptimizer: {type: adamw}}\n", "outerOptimizer.learningRate 1: with type adamw"},
+        {"  sync: {outerOptimizer: {learningRate: 1.5}}\n", "learningRate 1.5: each round goes beyond"},
+        {"  sync: {outerOptimizer: {learningRate: 0.05}}\n", "follows its learners over 20 rounds"},
+        {"  sync: {outerOptimizer: {type: nesterov, learningRate: 2, momentum: 0.5}}\n", "taken 4 times over; use 0.7"},
+        {"  sync: {interval: 300, fragments: 8, warmup: {steps: 0}}\n",
+         "synced 3 times at its own pace; use an interval of at most 244, or a budget of at least 1228"},
+        {"  sync: {overlap: 8}\n", "overlap 8 of interval 24: up to 33 % of what a learner trains may be"},
+        {"  sync: {overlap: 8}\n", "use at most 6, an interval of at least 32, or apply rebase"},
+        {"  sync: {quorum: 2}\n  learners: {replicas: 4}\n", "learners.min 1 is below sync.quorum 2"},
+        {"  sync: {merge: {stalenessMax: 0}}\n", "stalenessMax 0: what misses its round is lost"},
+        {"  learners: {max: 4, replicas: 2, pools: [{name: a, replicas: 2, scavenge: {max: 6}}]}\n",
+         "learners.max 4: the pools would take 6 learners"},
         {"  sync: {quorum: 3}\n  learners: {replicas: 3}\n", "use 2 or less"},
         {"  sync: {quorum: 3}\n  learners: {replicas: 2}\n", "quorum 3 is above learners.replicas 2"},
         {"  sync: {interval: 12}\n", "at most 12 fragments"},
@@ -469,6 +482,8 @@ static void test_warnings_name_numbers_that_would_do(void)
         bool found = false;
         for (uint32_t w = 0; w < warnings.count; w++) {
             found = found || strstr(warnings.text[w], cases[i].expected) != NULL;
+            CU_ASSERT_EQUAL(strncmp(warnings.text[w], warnings.path[w], strlen(warnings.path[w])), 0);
+            CU_ASSERT_EQUAL(strncmp(warnings.path[w], "spec.", 5), 0);
         }
         if (!found) {
             printf("'%s' is not warned of\n", cases[i].expected);
@@ -483,6 +498,15 @@ static void test_warnings_name_numbers_that_would_do(void)
                                 &spec, &warnings, &err),
                           DL_OK);
     CU_ASSERT_PTR_NOT_NULL(strstr(warnings.text[0], "warmupSteps 500 is more than half of the 976"));
+    dl_spec_free(spec);
+    CU_ASSERT_EQUAL_FATAL(parse(HEAD
+                                "spec: {training: {tokenBudget: 1000000, data: {paths: [x], leaseSequences: 4}}}\n",
+                                &spec, &warnings, &err),
+                          DL_OK);
+    CU_ASSERT_EQUAL(warnings.count, 1);
+    CU_ASSERT_STRING_EQUAL(warnings.path[0], "spec.training.data.leaseSequences");
+    CU_ASSERT_PTR_NOT_NULL(strstr(warnings.text[0], "leaseSequences 4 is below batchSequences 8"));
+    CU_ASSERT_PTR_NOT_NULL(strstr(warnings.text[0], "use 1024"));
     dl_spec_free(spec);
     CU_ASSERT_EQUAL_FATAL(parse(MINIMAL, &spec, &warnings, &err), DL_OK);
     CU_ASSERT_EQUAL(warnings.count, 0);
