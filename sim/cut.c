@@ -69,7 +69,7 @@ void sim_cut_merged(struct sim_world *world, uint32_t fragment, uint64_t version
     struct sim_incarnation *who = sim_ledger_find(world, nonce);
     struct sim_clock *clock = clock_of(world, fragment, version);
     if (who != NULL && clock != NULL) {
-        join(clock, clock_at(world, who, push->trace));
+        join(clock, clock_at(world, who, sim_tape_own(who, push->trace)));
     }
 }
 

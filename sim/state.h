@@ -330,6 +330,8 @@ void sim_tape_adopted(struct sim_world *world, uint32_t n, const struct dl_wire_
 void sim_tape_recovered(struct sim_world *world, uint32_t n, uint32_t peer, uint64_t peer_done);
 void sim_tape_take(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_trace *trace);
 void sim_tape_announced(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);
+/* How many of its own entries are among the first `position` that an incarnation delivers. */
+uint64_t sim_tape_own(const struct sim_incarnation *who, uint64_t position);
 void sim_tape_durable(struct sim_world *world, uint32_t shard); /* All that came is: a commit. */
 void sim_tape_merged(struct sim_world *world, uint32_t shard, uint64_t nonce, const struct dl_wire_push *push);
 void sim_tape_crash(struct sim_world *world, uint32_t shard);

@@ -122,6 +122,13 @@ void sim_tape_announced(struct sim_world *world, uint32_t shard, uint64_t nonce,
     }
 }
 
+/* What it adopted came at once, before the entry that says so. */
+uint64_t sim_tape_own(const struct sim_incarnation *who, uint64_t position)
+{
+    uint64_t adopted = who->order_count - who->done_count;
+    return who->origin.is_known && position >= who->origin.position ? position - adopted : position;
+}
+
 void sim_tape_durable(struct sim_world *world, uint32_t shard)
 {
     for (uint32_t i = 0; i < world->incarnation_count; i++) {
