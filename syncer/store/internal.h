@@ -109,6 +109,10 @@ enum dl_rc sy_store_rc_of_errno(int error);
 DL_MUST_CHECK enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t fragment,
                                             uint64_t version, void *parameters, uint64_t parameters_bytes, void *state,
                                             uint64_t state_bytes, struct dl_err *err);
+/* How much of the optimiser's state a file holds, as its header says. Errors as above. */
+DL_MUST_CHECK enum dl_rc sy_store_file_state_bytes(struct sy_store *store, const char *name, uint32_t fragment,
+                                                   uint64_t version, uint64_t parameters_bytes, uint64_t *state_bytes,
+                                                   struct dl_err *err);
 void sy_store_file_remove(struct sy_store *store, const char *name);
 uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
 

@@ -2,7 +2,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
@@ -48,7 +47,6 @@ static enum dl_rc look_up(struct sy_store *store, uint64_t id, uint32_t fragment
     return DL_OK;
 }
 
-/* What is not parameters in a file is the optimiser's state. */
 static enum dl_rc read_pinned(struct sy_store *store, uint64_t id, const struct dl_layout *layout, uint32_t fragment,
                               struct pinned *out, struct dl_err *err)
 {
@@ -56,15 +54,12 @@ static enum dl_rc read_pinned(struct sy_store *store, uint64_t id, const struct 
     if (rc != DL_OK) {
         return rc;
     }
-    char path[SY_STORE_PATH_MAX];
-    struct stat info;
-    snprintf(path, sizeof path, "%s/%s", store->dir, out->file);
     out->parameters_bytes = layout->fragments[fragment].padded_elements * sizeof(float);
-    uint64_t least = SY_STORE_HEADER_BYTES + out->parameters_bytes;
-    if (stat(path, &info) != 0 || (uint64_t)info.st_size < least) {
-        return dl_err_set(err, DL_ECORRUPT, "%s is missing or short", path);
+    rc = sy_store_file_state_bytes(store, out->file, fragment, out->version, out->parameters_bytes, &out->state_bytes,
+                                   err);
+    if (rc != DL_OK) {
+        return rc;
     }
-    out->state_bytes = (uint64_t)info.st_size - least;
     out->parameters = dl_alloc_aligned(out->parameters_bytes);
     out->state = dl_alloc_aligned(DL_MAX(out->state_bytes, UINT64_C(1)));
     if (out->parameters == NULL || out->state == NULL) {

@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from lib.ensemble import TEXT, check, main, manifest  # noqa: E402
-from test_resume import resume, tape  # noqa: E402
+from test_resume import resume, tape, uids_of  # noqa: E402
 from test_run import PACED, Run, wait  # noqa: E402
 
 
@@ -141,13 +141,22 @@ def test_back_to_a_checkpoint(build):
             check(db.execute("SELECT count(*) FROM events WHERE kind = 'rolled_back'").fetchone()[0] == 1, "no event")
         resume(run, "--checkpoint", "good", *PACED)
         wait(lambda: any(e["event"] == "rolled_back" for e in run.events()), 20, "the event")
+        wait(lambda: uids_of(run, ".3."), 30, "learners of this life")
+        at = rounds(run)
+        wait(lambda: rounds(run) >= at + 8, 60, "eight rounds more")
+        run.process.kill()
+        run.process.wait(10)
+        wait(lambda: not run.pids(), 10, "the end of all processes")
+        (run.dir / "rolling-back").write_text("good")  # As a roll-back leaves it that is cut off between two shards.
+        resume(run, *PACED)
+        wait(lambda: len([e for e in run.events() if e["event"] == "rolled_back"]) == 2, 20, "the roll-back's end")
         run.exit(120)
         report = run.report()
         check(report["phase"] == "Succeeded" and report["tokens"] >= 250000, f"{report['phase']} {report['tokens']}")
         check(not (run.dir / "rolling-back").exists(), "the mark of a roll-back under way is left")
         check(balance(run)["counted"] > coverage["counted"], "nothing counts any more")
         result = json.loads(run.ask("replay", "run", "--json", "--quiet"))
-        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] > at + 30, f"{result}")
+        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] > at + 8, f"{result}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/model_config.h"
 #include "common/safetensors.h"
 #include "tests/unit/unit.h"
 #include "worker/model/export.h"
@@ -61,6 +62,28 @@ static void remove_export(const char *path)
     snprintf(file, sizeof file, "%s/config.json", path);
     unlink(file);
     rmdir(path);
+}
+
+/* What an export from a syncer's state goes by: another trainer's tensors get no config. */
+static void test_fits_its_own_tensors_only(void)
+{
+    for (int tied = 0; tied < 2; tied++) {
+        struct dl_model_spec spec = spec_of(tied == 1), other = spec_of(tied == 0);
+        struct wk_model *model = make_model(&spec, 1);
+        const struct dl_tensor *tensors = wk_model_tensors(model);
+        uint32_t count = wk_model_tensor_count(model);
+        uint64_t elements = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            elements += dl_tensor_elements(&tensors[i]);
+        }
+        CU_ASSERT_EQUAL(dl_model_parameters(&spec), elements);
+        CU_ASSERT_TRUE(dl_model_config_fits(&spec, tensors, count));
+        CU_ASSERT_FALSE(dl_model_config_fits(&other, tensors, count));
+        CU_ASSERT_FALSE(dl_model_config_fits(&spec, tensors + 1, count - 1));
+        spec.ffn_width++;
+        CU_ASSERT_FALSE(dl_model_config_fits(&spec, tensors, count));
+        wk_model_free(model);
+    }
 }
 
 static void test_round_trip(void)
@@ -186,7 +209,8 @@ int main(void)
     if (mkdtemp(folder) == NULL) {
         return 2;
     }
-    static const struct unit_case cases[] = {{"round trip", test_round_trip},
+    static const struct unit_case cases[] = {{"fits its own tensors only", test_fits_its_own_tensors_only},
+                                             {"round trip", test_round_trip},
                                              {"what does not fit", test_what_does_not_fit},
                                              {"foreign configs", test_foreign_configs}};
     int status = unit_main("export", cases, DL_COUNT_OF(cases));
