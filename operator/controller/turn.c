@@ -305,7 +305,8 @@ static void tell_advice(struct turn *t)
     struct dl_spec_warnings advice;
     dl_spec_advise(t->spec, &advice);
     for (uint32_t i = 0; i < advice.count; i++) {
-        op_act_event(t->c, job, true, "Advice", "Check", "%s", advice.text[i]);
+        /* The field as the action: events that differ in their text alone are one series, which keeps the first. */
+        op_act_event(t->c, job, true, "Advice", advice.path[i], "%s", advice.text[i]);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #define JOBS "/apis/diloco.dev/v1alpha1/namespaces/a/decoupleddilocojobs"
 #define JOB JOBS "/demo"
+#define EVENTS "/apis/events.k8s.io/v1/namespaces/a/events"
 #define PODS "/api/v1/namespaces/a/pods"
 #define SET "/apis/apps/v1/namespaces/a/statefulsets/demo-syncer"
 
@@ -442,9 +443,47 @@ static void test_status_is_written_sparingly(void)
     world_stop(&w);
 }
 
+/* Events of reason Advice whose note begins with this field. */
+static size_t count_advice(struct world *w, const char *field)
+{
+    struct dl_buf names;
+    size_t count = 0;
+    dl_buf_init(&names, 65536);
+    fake_api_count(w->rig.api, EVENTS, &names);
+    for (char *rest = names.data, *name; rest != NULL && (name = strsep(&rest, " ")) != NULL;) {
+        char path[256];
+        snprintf(path, sizeof path, EVENTS "/%s", name);
+        cJSON *event = fake_api_get(w->rig.api, path);
+        const char *reason = cJSON_GetStringValue(member(event, "reason"));
+        const char *note = cJSON_GetStringValue(member(event, "note"));
+        count +=
+            reason != NULL && note != NULL && strcmp(reason, "Advice") == 0 && strncmp(note, field, strlen(field)) == 0
+                ? 1
+                : 0;
+        cJSON_Delete(event);
+    }
+    dl_buf_release(&names);
+    return count;
+}
+
+/* A spec that is accepted and will disappoint: each field is an event, once, and again only for a changed spec. */
+static void test_advice_is_told_once_for_each_spec(void)
+{
+    struct world w;
+    world_start(&w);
+    put_job(&w, "\"sync\":{\"overlap\":9}," TWO_LEARNERS);
+    UNTIL(&w, says(&w, "phase", "Running") && count_advice(&w, "spec.sync.overlap 9") == 1 &&
+                  count_advice(&w, "spec.training.tokenBudget") == 1);
+    let_pass(&w, DL_NS_PER_SECOND);
+    CU_ASSERT_EQUAL(count_advice(&w, "spec.sync.overlap"), 1);
+    CU_ASSERT_EQUAL(count_advice(&w, "spec.sync.quorum"), 0);
+    world_stop(&w);
+}
+
 UNIT_MAIN("controller", {"K10 job from apply to its end", test_job_from_apply_to_its_end},
           {"K1 lost learner is replaced alone", test_lost_learner_is_replaced_alone}, {"K6 refusals", test_refusals},
           {"K8 suspend and resume", test_suspend_and_resume}, {"scaling", test_scaling},
           {"another operator takes over", test_another_operator_takes_over},
           {"parts that vanish", test_parts_that_vanish_come_back}, {"lost watches", test_lost_watches_lose_nothing},
-          {"K10 deadline", test_deadline_orders_the_end}, {"K7 status sparingly", test_status_is_written_sparingly})
+          {"K10 deadline", test_deadline_orders_the_end}, {"K7 status sparingly", test_status_is_written_sparingly},
+          {"advice", test_advice_is_told_once_for_each_spec})
