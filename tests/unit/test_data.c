@@ -10,6 +10,7 @@
 #include "tests/unit/unit.h"
 #include "worker/data/data_stream.h"
 #include "worker/data/dataset.h"
+#include "worker/data/dictzip.h"
 #include "worker/data/gunzip.h"
 #include "worker/data/permutation.h"
 #include "worker/data/token_file.h"
@@ -116,6 +117,100 @@ static void test_gzip(void)
     wk_token_file_close(&file);
     CU_ASSERT_EQUAL(wk_token_file_open(path, DL_DATA_AUTO, SIZE - 1, &file, &err), DL_ENOMEM);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "a.dz"));
+    clean();
+}
+
+enum { CHUNK = 1000, DICTZIP_ROOM = 400000 };
+
+/* As dictzip writes it: chunks that stand alone, their packed sizes in the header. Returns its size. */
+static size_t pack_dictzip(const uint8_t *bytes, size_t size, uint8_t *out)
+{
+    size_t chunks = (size + CHUNK - 1) / CHUNK, extra = 4 + 6 + 2 * chunks;
+    uint8_t *at = out;
+    const uint8_t head[] = {0x1f,
+                            0x8b,
+                            8,
+                            4 | 8,
+                            0,
+                            0,
+                            0,
+                            0,
+                            0,
+                            3,
+                            (uint8_t)extra,
+                            (uint8_t)(extra >> 8),
+                            'R',
+                            'A',
+                            (uint8_t)(extra - 4),
+                            (uint8_t)((extra - 4) >> 8),
+                            1,
+                            0,
+                            (uint8_t)(CHUNK & 255),
+                            CHUNK >> 8,
+                            (uint8_t)chunks,
+                            (uint8_t)(chunks >> 8)};
+    memcpy(at, head, sizeof head);
+    uint8_t *sizes = at + sizeof head;
+    at = sizes + 2 * chunks;
+    memcpy(at, "name", 5);
+    at += 5;
+    z_stream z = {.next_out = at, .avail_out = DICTZIP_ROOM / 2};
+    CU_ASSERT_EQUAL_FATAL(deflateInit2(&z, 6, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY), Z_OK);
+    for (size_t i = 0; i < chunks; i++) {
+        const uint8_t *before = z.next_out;
+        z.next_in = (z_const Bytef *)(uintptr_t)(bytes + i * CHUNK);
+        z.avail_in = (uInt)DL_MIN((size_t)CHUNK, size - i * CHUNK);
+        CU_ASSERT_EQUAL_FATAL(deflate(&z, Z_FULL_FLUSH), Z_OK);
+        size_t packed = (size_t)(z.next_out - before);
+        sizes[2 * i] = (uint8_t)packed;
+        sizes[2 * i + 1] = (uint8_t)(packed >> 8);
+    }
+    CU_ASSERT_EQUAL_FATAL(deflate(&z, Z_FINISH), Z_STREAM_END);
+    at = z.next_out;
+    deflateEnd(&z);
+    uint32_t ends[] = {(uint32_t)crc32(0, bytes, (uInt)size), (uint32_t)size};
+    memcpy(at, ends, sizeof ends);
+    return (size_t)(at + sizeof ends - out);
+}
+
+/* By chunks on several threads; whatever is wrong with it is left to the ordinary way, which refuses it. */
+static void test_dictzip(void)
+{
+    enum { SIZE = 100500, SMALL = 2500 };
+    DL_AUTO_FREE uint8_t *bytes = pattern(SIZE);
+    DL_AUTO_FREE uint8_t *packed = malloc(DICTZIP_ROOM);
+    uint8_t *out = NULL;
+    size_t used = pack_dictzip(bytes, SIZE, packed), size = 0;
+    struct wk_token_file file;
+    struct dl_err err;
+    CU_ASSERT_TRUE_FATAL(wk_dictzip_unpack(packed, used, SIZE, &out, &size));
+    CU_ASSERT_EQUAL_FATAL(size, SIZE);
+    CU_ASSERT_EQUAL(memcmp(out, bytes, SIZE), 0);
+    free(out);
+    CU_ASSERT_FALSE(wk_dictzip_unpack(packed, used, SIZE - 1, &out, &size));
+    const char *path = write_file("a.dz", packed, used);
+    CU_ASSERT_EQUAL_FATAL(wk_token_file_open(path, DL_DATA_TEXT, UNPACKED_MAX, &file, &err), DL_OK);
+    CU_ASSERT_EQUAL(file.tokens, SIZE);
+    CU_ASSERT_EQUAL(memcmp(file.bytes, bytes, SIZE), 0);
+    wk_token_file_close(&file);
+    /* Every cut is refused; every flipped byte is, or does no harm. */
+    used = pack_dictzip(bytes, SMALL, packed);
+    uint32_t refused = 0;
+    for (size_t i = 0; i < used; i++) {
+        /* On the heap and no larger, so that a sanitizer sees what is read beyond. */
+        DL_AUTO_FREE uint8_t *cut = malloc(DL_MAX(i, (size_t)1)), *copy = malloc(used);
+        memcpy(cut, packed, i);
+        memcpy(copy, packed, used);
+        CU_ASSERT_FALSE(wk_dictzip_unpack(cut, i, SIZE, &out, &size));
+        copy[i] ^= 0x55;
+        if (wk_dictzip_unpack(copy, used, SIZE, &out, &size)) {
+            CU_ASSERT(size == SMALL && memcmp(out, bytes, SMALL) == 0);
+            free(out);
+        } else {
+            refused++;
+        }
+    }
+    CU_ASSERT(refused > used / 2);
     clean();
 }
 
@@ -492,7 +587,7 @@ static void test_any_position(void)
     clean();
 }
 
-UNIT_MAIN("data", {"text", test_text}, {"gzip", test_gzip}, {"shared copy", test_shared_copy},
-          {"damaged gzip", test_damaged_gzip}, {"token files", test_token_files}, {"hostile files", test_hostile_files},
-          {"dataset", test_dataset}, {"dataset limits", test_dataset_limits}, {"permutation", test_permutation},
-          {"positions", test_positions}, {"any position", test_any_position})
+UNIT_MAIN("data", {"text", test_text}, {"gzip", test_gzip}, {"dictzip", test_dictzip},
+          {"shared copy", test_shared_copy}, {"damaged gzip", test_damaged_gzip}, {"token files", test_token_files},
+          {"hostile files", test_hostile_files}, {"dataset", test_dataset}, {"dataset limits", test_dataset_limits},
+          {"permutation", test_permutation}, {"positions", test_positions}, {"any position", test_any_position})

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define WK_CACHE_WAIT_SECONDS 60 /* For another process that makes the entry; then there is no cache. */
+#define WK_CACHE_WAIT_SECONDS 300 /* For another process that makes the entry; then there is no cache. */
 
 struct wk_cache_entry {
     char path[PATH_MAX]; /* Of the entry: to be opened, or made with wk_cache_put. */

@@ -14,6 +14,7 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "worker/data/cache.h"
+#include "worker/data/dictzip.h"
 #include "worker/data/gunzip.h"
 
 static uint32_t read_u32(const uint8_t *bytes)
@@ -126,9 +127,12 @@ static enum dl_rc interpret(struct wk_token_file *file, enum dl_data_format form
 
 static enum dl_rc unpack_alone(struct wk_token_file *file, uint64_t bytes_max, struct dl_err *err)
 {
-    uint8_t *unpacked;
-    size_t size;
-    enum dl_rc rc = wk_gunzip(file->path, file->bytes, file->size, bytes_max, &unpacked, &size, err);
+    uint8_t *unpacked = NULL;
+    size_t size = 0;
+    enum dl_rc rc = DL_OK;
+    if (!wk_dictzip_unpack(file->bytes, file->size, bytes_max, &unpacked, &size)) {
+        rc = wk_gunzip(file->path, file->bytes, file->size, bytes_max, &unpacked, &size, err);
+    }
     if (rc != DL_OK) {
         return rc;
     }

@@ -227,6 +227,10 @@ static enum dl_exit run(struct evaluator *e)
     if (prepare(e, &err) != DL_OK) {
         return give_up("start", &err);
     }
+    errno = 0;
+    if (nice(NICENESS) == -1 && errno != 0) { /* Only now: learners may have waited for what it has unpacked. */
+        dl_debug("cannot step back behind learners: %s", strerror(errno));
+    }
     int code = wk_session_join(&e->session, DILOCO_EVALUATOR, e->model, NULL, &e->info, &error);
     if (code != DILOCO_CONTINUE) {
         /* Nothing was received, so that there is nothing to measure or export. */
@@ -242,10 +246,6 @@ enum dl_exit wk_evaluate(const struct wk_args *args)
 {
     struct evaluator e = {0};
     struct dl_err err;
-    errno = 0;
-    if (nice(NICENESS) == -1 && errno != 0) {
-        dl_debug("cannot step back behind learners: %s", strerror(errno));
-    }
     enum dl_exit code = wk_session_load(&e.session, args, &err) != DL_OK ? give_up("start", &err) : run(&e);
     wk_session_close(&e.session); /* Before the tensors go that it works on. */
     wk_model_free(e.model);
