@@ -69,12 +69,10 @@ bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need
 /* Whether a push that missed an earlier round is wanted of this learner now. A slow one comes in time by chance only; without
  * that it would work in vain. Of the others a fresh push is better: what is offered a round late takes a fresh one's place,
  * and so on for good. */
-static bool is_missed_wanted(struct sy_core *core, const struct sy_member *member, uint32_t local)
+static bool is_missed_wanted(const struct sy_round *round, const struct sy_member *member, const struct sy_part *part)
 {
-    const struct sy_part *part = &member->parts[local];
-    double pace_seconds = sy_pace_step_seconds(core);
-    bool slow = pace_seconds > 0 && member->step_seconds > SLOWER * pace_seconds;
-    return slow || part->missed >= MISSED_ROUNDS || part->version < core->rounds[local].version;
+    bool slow = round->pace_seconds > 0 && member->step_seconds > SLOWER * round->pace_seconds;
+    return slow || part->missed >= MISSED_ROUNDS || part->version < round->version;
 }
 
 void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member)
@@ -84,7 +82,7 @@ void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member)
     bool seed = round->state == SY_ROUND_SEEDING;
     struct sy_limits limits = sy_pace_limits(core);
     bool nobody_waits = !seed && !round->warmup && limits.update_within_steps == DL_UNBOUNDED;
-    bool missed = nobody_waits && is_missed_wanted(core, &core->members[member], local);
+    bool missed = nobody_waits && is_missed_wanted(round, &core->members[member], part);
     part->state = SY_PART_ASKED;
     round->outstanding++;
     round->asked++;
@@ -113,6 +111,7 @@ void sy_round_open(struct sy_core *core, uint32_t local, uint32_t warm_need)
     round->need = DL_MAX(warm_need, core->quorum);
     round->final = core->finishing;
     round->opened_ns = core->now_ns;
+    round->pace_seconds = sy_pace_step_seconds(core);
     round->deadline_ns = INT64_MAX;
     round->soften_ns = round->warmup ? core->now_ns + sy_warm_stall_ns(core) : INT64_MAX;
     for (uint32_t m = 0; m < core->slots; m++) {
@@ -392,9 +391,11 @@ static void check_round(struct sy_core *core, uint32_t local)
         round->deadline_ns = core->now_ns + sy_ns(core->grace_seconds);
         sy_round_move(round, SY_ROUND_GRACE);
     }
-    bool awaits = round->warmup ? sy_warm_awaits(core, local) : may_come(core, local);
-    if (round->state == SY_ROUND_GRACE && (!awaits || core->now_ns >= round->deadline_ns)) {
-        sy_round_close(core, local);
+    if (round->state == SY_ROUND_GRACE) {
+        bool awaits = round->warmup ? sy_warm_awaits(core, local) : may_come(core, local);
+        if (!awaits || core->now_ns >= round->deadline_ns) {
+            sy_round_close(core, local);
+        }
     } else if (round->state == SY_ROUND_PULLING && core->now_ns >= round->deadline_ns) {
         sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
     }

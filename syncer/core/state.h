@@ -115,8 +115,9 @@ struct sy_round { /* A fragment and its round. */
     int64_t opened_ns, quorum_ns, closed_ns, committed_ns;
     /* GRACE: its end. PULLING: when the round is given up. SEEDING: when to ask again. INT64_MAX: never. */
     int64_t deadline_ns;
-    int64_t soften_ns; /* Warm-up: when K is enough. */
-    bool awaits_apply; /* Nobody has reported the newest version yet. */
+    int64_t soften_ns;   /* Warm-up: when K is enough. */
+    double pace_seconds; /* Of an inner step of who sets the pace, when it was opened. */
+    bool awaits_apply;   /* Nobody has reported the newest version yet. */
     uint32_t participant_count;
     struct sy_participant *participants; /* learners.max */
 };
