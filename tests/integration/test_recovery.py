@@ -49,7 +49,8 @@ def test_replacement_takes_moments_from_a_peer(build):
         check(e.metrics()["diloco_recoveries_total"] >= 1, "in the metrics")
         with sqlite3.connect(f"file:{e.folder}/state-0/tape.db?mode=ro", uri=True) as tape:
             e.wait(lambda: tape.execute("select count(*) from trace join incarnations i on i.id = incarnation where "
-                                        "kind = 'state' and c = 0 and i.learner = 1").fetchone()[0] == 1, 20,
+                                        "kind = 'state' and c = 0 and i.id = (select max(id) from incarnations where learner = 1)"
+                                       ).fetchone()[0] == 1, 20,
                    "an entry in the tape")
 
 

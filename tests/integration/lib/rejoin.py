@@ -191,13 +191,13 @@ def median_ratio(pairs, value):
 def measure(build, state_bytes, rate, window_seconds, cycles=1, work_ms=20, rest_ms=60):
     """A dict of figures; J3's are rejoin_ratio (at most 2), others_round_rate_ratio (at least 0.95) and serving_step_ratio (at most
     1.05). Of `cycles` rejoins every second one is of a joiner that runs beside all others (`_shared`); the first, third, ... of one
-    at the lowest priority, so that it takes what is left over, since a cluster has it on a machine of its own."""
+    at the lowest priority (unless there is only one), so that it takes what is left over, since a cluster has it on a machine of its own."""
     with Link(rate) as link, Ensemble(build, rejoin_job(2), text=False) as e:
         transfer = raw_seconds(link, state_bytes)
         bench = Bench(e, build, link, state_bytes, work_ms, rest_ms)
         windows = [bench.quiet(window_seconds)]
         for cycle in range(cycles):
-            windows.append(bench.rejoin(transfer, low=cycle % 2 == 0))
+            windows.append(bench.rejoin(transfer, low=cycles > 1 and cycle % 2 == 0))
             windows.append(bench.quiet(window_seconds))
         for learner in bench.others:
             learner.leave()
