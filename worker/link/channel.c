@@ -134,6 +134,12 @@ static void mask_key(struct wk_channel *channel, uint8_t key[4])
     memcpy(key, channel->random + channel->random_left, 4);
 }
 
+/* Bytes of the send buffer that are free behind what it holds. */
+static size_t room(const struct wk_channel *channel)
+{
+    return WK_OUT_MESSAGES * channel->hub->out_bytes - channel->out_end;
+}
+
 /* True when all is written. */
 static bool flush(struct wk_channel *channel)
 {
@@ -157,7 +163,7 @@ static bool flush(struct wk_channel *channel)
 
 static void put_control(struct wk_channel *channel, enum wk_ws_opcode opcode, const uint8_t *payload, size_t bytes)
 {
-    if (channel->hub->out_bytes - channel->out_end < CONTROL_SLACK) {
+    if (room(channel) < CONTROL_SLACK) {
         return; /* Only the last of several pings has to be answered. */
     }
     uint8_t key[4];
@@ -168,17 +174,17 @@ static void put_control(struct wk_channel *channel, enum wk_ws_opcode opcode, co
     channel->out_end += head + bytes;
 }
 
-/* The message stands at WK_WS_HEAD_MAX of the empty send buffer; its frame's head goes right before it. */
+/* The message stands WK_WS_HEAD_MAX behind what the send buffer holds; its frame's head goes right before it. */
 static void frame_message(struct wk_channel *channel, size_t bytes)
 {
     uint8_t key[4], head[WK_WS_HEAD_MAX];
     mask_key(channel, key);
     size_t length = wk_ws_head(WK_WS_BINARY, bytes, key, head);
-    uint8_t *message = channel->out + WK_WS_HEAD_MAX;
-    memcpy(message - length, head, length);
-    wk_ws_mask(message, message, bytes, key, 0);
-    channel->out_start = WK_WS_HEAD_MAX - length;
-    channel->out_end = WK_WS_HEAD_MAX + bytes;
+    uint8_t *at = channel->out + channel->out_end;
+    memmove(at + length, at + WK_WS_HEAD_MAX, bytes);
+    memcpy(at, head, length);
+    wk_ws_mask(at + length, at + length, bytes, key, 0);
+    channel->out_end += length + bytes;
 }
 
 static void send_chunk(struct wk_channel *channel)
@@ -189,8 +195,9 @@ static void send_chunk(struct wk_channel *channel)
     uint8_t key[4];
     mask_key(channel, key);
     size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
-    size_t length = wk_ws_head(WK_WS_BINARY, payload, key, channel->out);
-    uint8_t *at = channel->out + length;
+    uint8_t *at = channel->out + channel->out_end;
+    size_t length = wk_ws_head(WK_WS_BINARY, payload, key, at);
+    at += length;
     uint64_t seed = dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
     dl_hash_stream_init(&channel->sending, seed);
     for (size_t done = 0; done < chunk->bytes; done += SEND_PIECE) {
@@ -201,8 +208,7 @@ static void send_chunk(struct wk_channel *channel)
     }
     dl_wire_chunk_end(dl_hash_stream_result(&channel->sending), at);
     wk_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
-    channel->out_start = 0;
-    channel->out_end = length + payload;
+    channel->out_end += length + payload;
     pthread_mutex_lock(&hub->lock);
     wk_link_on_chunk_sent(hub->link, channel->now_ns, channel->shard);
     pthread_cond_broadcast(&hub->changed);
@@ -345,8 +351,8 @@ static bool do_act(struct wk_channel *channel)
     wk_link_next_act(hub->link, channel->now_ns, channel->shard, &channel->act);
     if (channel->act.type == WK_ACT_SEND) {
         /* Encoded under the lock: the message is the link's. */
-        rc = dl_wire_encode(channel->act.message, channel->out + WK_WS_HEAD_MAX, hub->out_bytes - WK_WS_HEAD_MAX,
-                            &bytes, &err);
+        rc = dl_wire_encode(channel->act.message, channel->out + channel->out_end + WK_WS_HEAD_MAX,
+                            room(channel) - WK_WS_HEAD_MAX, &bytes, &err);
     } else if (channel->act.type == WK_ACT_CLOSE) {
         pthread_cond_broadcast(&hub->changed); /* A wait ends with its connection. */
     }
@@ -534,6 +540,10 @@ void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
         if (!do_act(channel)) {
             return;
         }
+        /* Chunks are written several at a time: a system call for each would wake the peer more often. */
+        while (channel->act.type == WK_ACT_CHUNK && channel->out_end > 0 && room(channel) >= channel->hub->out_bytes &&
+               !wants_close(channel) && do_act(channel)) {
+        }
     }
 }
 
@@ -593,9 +603,11 @@ enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint3
     channel->shard = shard;
     channel->stream.fd = -1;
     channel->connect_by_ns = INT64_MAX;
-    channel->out = dl_alloc_aligned(hub->out_bytes);
+    /* Not zeroed: what is never used takes no memory. */
+    size_t bytes = (WK_OUT_MESSAGES * hub->out_bytes + 63) / 64 * 64;
+    channel->out = aligned_alloc(64, bytes);
     if (channel->out == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", hub->out_bytes);
+        return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", bytes);
     }
     struct wk_rx_owner owner = {.context = channel, .message = on_message, .place = on_place, .chunk = on_chunk};
     wk_rx_init(&channel->rx, &owner, &channel->message);

@@ -15,6 +15,7 @@
 #define WK_IN_BYTES 16384         /* Receive buffer, for all that has no place of its own. */
 #define WK_IN_BESIDE_BYTES 4096   /* Of it, used when a chunk's data is received to its place in the same call. */
 #define WK_READ_BUDGET (8u << 20) /* Bytes taken from one connection before the others have their turn. */
+#define WK_OUT_MESSAGES 2         /* The send buffer holds as many of the largest ones. */
 #define WK_OUT_SLACK 512      /* Of the send buffer, beside the largest message: a frame's head and control frames. */
 #define WK_CONNECT_SECONDS 10 /* For one address. */
 
@@ -53,7 +54,7 @@ struct wk_channel {
     size_t random_left;
     size_t in_have; /* Only while upgrading. */
     uint8_t in[WK_IN_BYTES + 1];
-    uint8_t *out; /* hub->out_bytes */
+    uint8_t *out; /* WK_OUT_MESSAGES x hub->out_bytes */
     size_t out_start, out_end;
 };
 
