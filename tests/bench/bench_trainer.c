@@ -27,7 +27,7 @@
 #define ROUNDS_SLOW 3 /* Of a model whose step takes longer than ROUND_SECONDS. */
 #define ROUND_SECONDS 1.0
 #define STEPS_MAX 4096
-#define FIRST_STEPS 3 /* Their losses must agree: the same weights, batch and optimizer. */
+#define FIRST_STEPS 2 /* Their losses must agree: the same weights, batch and optimizer. */
 /* Relative. Both sides round in float32, each in its own order: some 1e-7 of a loss. A step that one side makes otherwise, such
  * as a weight decay on norms or another rate, moves losses by more than 1e-4. */
 #define LOSS_TOLERANCE 1e-5
@@ -347,8 +347,8 @@ static pid_t spawn_torch(const struct config *config, uint32_t threads, int in, 
     return pid;
 }
 
-/* Returns when both forms have made their first steps, and these agree with `losses`. */
-static struct torch start_torch(const struct config *config, uint32_t threads, const double *losses)
+/* It imports, reads and compiles by itself. */
+static struct torch start_torch(const struct config *config, uint32_t threads)
 {
     struct torch torch = {0};
     int to[2], from[2];
@@ -360,21 +360,28 @@ static struct torch start_torch(const struct config *config, uint32_t threads, c
     close(from[1]);
     torch.in = fdopen(to[1], "w");
     torch.out = fdopen(from[0], "r");
+    if (torch.pid < 0 || torch.in == NULL || torch.out == NULL) {
+        fail("PyTorch did not start");
+    }
+    return torch;
+}
+
+/* Returns when both forms have made their first steps, and these agree with `losses`. */
+static void await_torch(struct torch *torch, const struct config *config, const double *losses)
+{
     char word[16] = "";
     double theirs[FIRST_STEPS];
-    if (torch.pid < 0 || torch.in == NULL || torch.out == NULL || fscanf(torch.out, "%15s", word) != 1 ||
-        read_numbers(torch.out, theirs, FIRST_STEPS) != FIRST_STEPS) {
+    if (fscanf(torch->out, "%15s", word) != 1 || read_numbers(torch->out, theirs, FIRST_STEPS) != FIRST_STEPS) {
         fail("PyTorch did not start");
     }
     compare_losses(config, "eager", losses, theirs);
-    if (fscanf(torch.out, "%15s", word) != 1) {
+    if (fscanf(torch->out, "%15s", word) != 1) {
         fail("PyTorch ended early");
     }
-    torch.is_compiled = read_numbers(torch.out, theirs, FIRST_STEPS) == FIRST_STEPS;
-    if (torch.is_compiled) {
+    torch->is_compiled = read_numbers(torch->out, theirs, FIRST_STEPS) == FIRST_STEPS;
+    if (torch->is_compiled) {
         compare_losses(config, "compiled", losses, theirs);
     }
-    return torch;
 }
 
 static void run_torch(struct torch *torch, const char *form, struct steps *steps)
@@ -440,14 +447,18 @@ static void run_config(const struct config *config, uint32_t threads, struct ben
     struct trainer trainer = make_trainer(config, threads);
     double losses[FIRST_STEPS], tokens = trainer.batch_tokens;
     write_start(&trainer);
-    int64_t before = dl_now_ns();
+    struct torch torch = start_torch(config, threads);
+    int64_t before = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     for (int i = 0; i < FIRST_STEPS; i++) {
         losses[i] = train_step(&trainer); /* Warms caches and page tables, too. */
     }
-    bool is_slow = (double)(dl_now_ns() - before) * 1e-9 > FIRST_STEPS * ROUND_SECONDS;
-    struct torch torch = start_torch(config, threads, losses);
+    double seconds = (double)(clock_ns(CLOCK_PROCESS_CPUTIME_ID) - before) * 1e-9 / threads;
+    int rounds = seconds > FIRST_STEPS * ROUND_SECONDS ? ROUNDS_SLOW : ROUNDS;
+    if (torch.in != NULL) {
+        await_torch(&torch, config, losses);
+    }
     unlink(start_path);
-    for (int round = 0; round < (is_slow ? ROUNDS_SLOW : ROUNDS); round++) {
+    for (int round = 0; round < rounds; round++) {
         run_ours(&trainer, &steps[OURS], threads);
         if (torch.in != NULL) {
             run_torch(&torch, "eager", &steps[EAGER]);
