@@ -416,6 +416,26 @@ static void test_port_file(void)
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "/no/such/folder/port"));
 }
 
+/* Heap, mapping, large pages: each side of where one ends and the next begins. */
+static void test_buffers_of_all_sizes(void)
+{
+    struct sy_buffers *buffers = sy_buffers_new();
+    CU_ASSERT_PTR_NOT_NULL_FATAL(buffers);
+    static const size_t limits[] = {1 << 20, 16 << 20};
+    for (size_t i = 0; i < DL_COUNT_OF(limits); i++) {
+        for (size_t bytes = limits[i] - 65; bytes <= limits[i] + 65; bytes += 13) {
+            uint8_t *memory = sy_buffers_take(buffers, bytes);
+            CU_ASSERT_PTR_NOT_NULL_FATAL(memory);
+            CU_ASSERT_EQUAL((uintptr_t)memory % 64, 0);
+            memory[0] = memory[bytes / 2] = memory[bytes - 1] = 1;
+            sy_buffers_give(buffers, memory);
+            sy_buffers_trim(buffers, INT64_MAX);
+            CU_ASSERT_EQUAL(sy_buffers_idle_bytes(buffers), 0);
+        }
+    }
+    sy_buffers_free(buffers);
+}
+
 static void test_buffers_are_used_again(void)
 {
     struct sy_buffers *buffers = sy_buffers_new();
@@ -460,8 +480,8 @@ static void test_buffers_are_used_again(void)
 }
 
 UNIT_MAIN("server", {"buffers are used again", test_buffers_are_used_again},
-          {"any cut gives the same", test_any_cut_gives_the_same}, {"wrong lengths", test_wrong_lengths},
-          {"damage is noticed", test_damage_is_noticed}, {"the sink decides", test_sink_decides},
-          {"sizes are capped", test_sizes_are_capped}, {"frames of a version", test_frames_of_a_version},
-          {"listens where asked", test_listens_where_asked}, {"wrong addresses", test_wrong_addresses},
-          {"port file", test_port_file})
+          {"buffers of all sizes", test_buffers_of_all_sizes}, {"any cut gives the same", test_any_cut_gives_the_same},
+          {"wrong lengths", test_wrong_lengths}, {"damage is noticed", test_damage_is_noticed},
+          {"the sink decides", test_sink_decides}, {"sizes are capped", test_sizes_are_capped},
+          {"frames of a version", test_frames_of_a_version}, {"listens where asked", test_listens_where_asked},
+          {"wrong addresses", test_wrong_addresses}, {"port file", test_port_file})

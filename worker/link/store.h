@@ -32,7 +32,8 @@ struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragmen
 /* Bytes of a push being sent: the encoded snapshot, or for a seed the base copy itself (float32, little-endian). */
 const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bool seed);
 
-/* WK_STEP_APPLY: one pass over the update, writing tensors and base copy. */
+/* WK_STEP_APPLY: one pass over the update, writing tensors and base copy. A float32 update's slot and the base copy change
+ * places instead of being copied. */
 void wk_store_apply(struct wk_store *store, const struct wk_step *step);
 /* WK_STEP_SNAPSHOT: one pass over base copy and tensors. */
 DL_MUST_CHECK enum dl_rc wk_store_snapshot(struct wk_store *store, const struct wk_step *step, struct dl_err *err);
