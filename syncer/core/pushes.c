@@ -125,6 +125,7 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
     part->admission = member->admission;
     part->base_version = push->base_version;
     part->push_step = push->step;
+    part->offered_step = DL_MAX(push->step, member->step);
     part->push_steps = push->steps;
     part->push_tokens = push->tokens;
     part->lease = push->lease;

@@ -160,7 +160,7 @@ static bool is_outdated(const struct sy_core *core, const struct sy_member *memb
 {
     const struct sy_part *part = &member->parts[local];
     return core->rounds[local].state == SY_ROUND_PULLING &&
-           member->step >= part->push_step + core->spec->sync.interval && !transfers(core, local);
+           member->step >= part->offered_step + core->spec->sync.interval && !transfers(core, local);
 }
 
 void sy_rounds_ask(struct sy_core *core, uint32_t m)

@@ -53,6 +53,7 @@ struct sy_part {
     uint32_t push_steps;
     uint64_t admission; /* At the push: a reconnect changes the member's. */
     uint64_t base_version, push_step, push_tokens;
+    uint64_t offered_step;  /* t_m when its push was announced: one that missed a round is of an earlier step. */
     uint64_t answered_step; /* t_m when it declined or was refused. */
     uint32_t missed;        /* Rounds in a row for which it was asked and came too late. */
     double norm;
