@@ -3,6 +3,7 @@
 #include <immintrin.h>
 #define STREAM(to, from) _mm512_stream_ps((to), _mm512_loadu_ps(from))
 #define FENCE() _mm_sfence()
+#define NIBBLES_BY_TABLE
 #define KERNELS sy_merge_avx512
 #include "syncer/merge/kernels.inc"
 #endif

@@ -9,14 +9,14 @@
  *                             next round at the learners; under 3. Their steps meanwhile are counted
  *   durable_long              10,000 rounds: disk beside the tape stays as it is, the tape grows by so much a round, memory
  *                             does not grow
- * Besides the usual results the first three go to build/results/durable.json. */
+ * bench_durable --commit measures the first two alone. Besides the usual results the first three go to build/results/durable.json. */
 #include <dirent.h>
 #include <sys/stat.h>
 
 #include "tests/bench/syncer_rig.h"
 
 #define WARM_ROUNDS 4
-#define ROUNDS 12
+#define ROUNDS 8
 #define RUNS 3
 #define RESTARTS 5
 #define LONG_ROUNDS 10000
@@ -193,11 +193,13 @@ int main(int argc, char **argv)
     rig_find_program(argv[0], "diloco-syncer", path, sizeof path);
     snprintf(folder, sizeof folder, "%.*s", (int)(strstr(path, "/bench/") == NULL ? 0 : strstr(path, "/bench/") - path),
              path);
-    program = argc > 1 ? argv[1] : path;
+    program = path;
     build = folder[0] != '\0' ? folder : "build/release";
     commit_share(&report, "none", "none", (const char *const[]){"commit_f32", "durable_round_f32"});
     commit_share(&report, "int4", "bf16", (const char *const[]){"commit_int4", "durable_round_int4"});
-    restart(&report);
-    many_rounds(&report);
+    if (argc < 2 || strcmp(argv[1], "--commit") != 0) {
+        restart(&report);
+        many_rounds(&report);
+    }
     return bench_write(&report, "build/results/durable_bench.json");
 }

@@ -23,6 +23,7 @@
 
 #define RIG_LEARNERS_MAX 64
 #define RIG_FRAGMENTS_MAX 8
+#define RIG_SHARDS_MAX 4
 #define RIG_TEXT_BYTES 262144
 #define RIG_ROUND_SECONDS_MAX 180 /* For one round: of 8 x 100 MB on a machine with much else to do. */
 
@@ -32,12 +33,17 @@ struct rig_setup {
     const char *compression, *broadcast;
     bool durable, held; /* held: learners stand still until rig_run_rounds. */
     uint32_t pause_us;  /* Between two steps. */
+    uint32_t shards;    /* 0 is 1. */
 };
 
 struct rig { /* One at a time. */
     struct rig_setup setup;
     char folder[64], address[64];
-    pid_t pid;
+    pid_t pid; /* Of shard 0, as the address. */
+    struct rig_shard {
+        char address[64];
+        pid_t pid;
+    } more[RIG_SHARDS_MAX - 1]; /* The other ones. */
     atomic_bool stop;
     _Atomic uint64_t last_round;
     _Atomic uint64_t updates_limit; /* Learners that have applied as many stand still. */
@@ -91,41 +97,48 @@ static inline void rig_write_job(const struct rig *rig)
         "\"spec\":{\"training\":{\"tokenBudget\":1000000000000,\"data\":{\"paths\":[\"/dev/null\"]}},"
         "\"sync\":{\"fragments\":%u,\"interval\":%u,\"overlap\":1,\"warmup\":{\"steps\":0},\"quorum\":%u,"
         "\"compression\":\"%s\",\"broadcastCompression\":\"%s\",\"grace\":{\"mode\":\"none\"}},"
-        "\"learners\":{\"min\":1,\"max\":%u,\"replicas\":%u}}}",
-        s->fragments, interval, learners, s->compression, s->broadcast, learners, learners);
+        "\"learners\":{\"min\":1,\"max\":%u,\"replicas\":%u},\"syncer\":{\"shards\":%u}}}",
+        s->fragments, interval, learners, s->compression, s->broadcast, learners, learners, DL_MAX(s->shards, 1u));
     rig_write_file(rig, "job.json", text);
     rig_write_file(rig, "token", "bench\n");
 }
 
-static inline void rig_start_syncer(struct rig *rig)
+static inline void rig_start_shard(struct rig *rig, uint32_t shard, pid_t *pid, char address[64])
 {
-    char job[128], token[128], port[128], state[128];
+    char job[128], token[128], port[128], state[128], number[16];
+    snprintf(number, sizeof number, "%u", shard);
     snprintf(job, sizeof job, "%s/job.json", rig->folder);
     snprintf(token, sizeof token, "%s/token", rig->folder);
-    snprintf(port, sizeof port, "%s/port", rig->folder);
-    snprintf(state, sizeof state, "%s/state", rig->folder);
+    snprintf(port, sizeof port, "%s/port-%u", rig->folder, shard);
+    snprintf(state, sizeof state, shard == 0 ? "%s/state" : "%s/state-%u", rig->folder, shard);
     unlink(port);
-    rig->pid = fork();
-    if (rig->pid == 0) {
-        execl(rig->setup.program, rig->setup.program, "--job", job, "--shard", "0", "--listen",
-              rig->address[0] != '\0' ? rig->address : "127.0.0.1:0", /* Started again: where it was. */
+    *pid = fork();
+    if (*pid == 0) {
+        execl(rig->setup.program, rig->setup.program, "--job", job, "--shard", number, "--listen",
+              address[0] != '\0' ? address : "127.0.0.1:0", /* Started again: where it was. */
               "--token-file", token, "--port-file", port, "--state-dir", rig->setup.durable ? state : "", "--log-level",
               "error", (char *)NULL);
         _exit(127);
     }
     for (int i = 0; i < 500; i++) {
         FILE *file = fopen(port, "r");
-        bool got = file != NULL && fgets(rig->address, sizeof rig->address, file) != NULL;
+        bool got = file != NULL && fgets(address, 64, file) != NULL;
         if (file != NULL) {
             fclose(file);
         }
         if (got) {
-            rig->address[strcspn(rig->address, "\n")] = '\0';
+            address[strcspn(address, "\n")] = '\0';
             return;
         }
         usleep(20000);
     }
     rig_fail("bench: the syncer did not start");
+}
+
+/* Shard 0; also after it was killed. */
+static inline void rig_start_syncer(struct rig *rig)
+{
+    rig_start_shard(rig, 0, &rig->pid, rig->address);
 }
 
 static inline double rig_cpu_of_syncer(const struct rig *rig)
@@ -243,12 +256,15 @@ static inline void *rig_learn(void *argument)
     const struct rig_setup *s = &rig->setup;
     struct diloco_error error;
     struct diloco_info info = {0};
-    char endpoint[80], uid[32];
-    snprintf(endpoint, sizeof endpoint, "ws://%s", rig->address);
+    char endpoints[RIG_SHARDS_MAX * 80], uid[32];
+    int used = snprintf(endpoints, sizeof endpoints, "ws://%s", rig->address);
+    for (uint32_t i = 1; i < s->shards; i++) {
+        used += snprintf(endpoints + used, sizeof endpoints - (size_t)used, ",ws://%s", rig->more[i - 1].address);
+    }
     snprintf(uid, sizeof uid, "bench:%d", self->number);
     struct diloco_options options = {.struct_size = sizeof options,
                                      .job = "bench",
-                                     .endpoints = endpoint,
+                                     .endpoints = endpoints,
                                      .token = "bench",
                                      .learner = self->number,
                                      .uid = uid};
@@ -315,6 +331,9 @@ static inline double rig_start(struct rig *rig, const struct rig_setup *setup)
     rig_write_job(rig);
     rig_start_syncer(rig);
     double idle_mb = rig_memory_mb(rig->pid, "VmRSS:");
+    for (uint32_t i = 1; i < setup->shards; i++) {
+        rig_start_shard(rig, i, &rig->more[i - 1].pid, rig->more[i - 1].address);
+    }
     for (uint32_t i = 0; i < setup->learners; i++) {
         rig->learners[i].rig = rig;
         rig->learners[i].number = (int)i;
@@ -358,6 +377,10 @@ static inline void rig_stop(struct rig *rig)
     }
     kill(rig->pid, SIGTERM);
     waitpid(rig->pid, NULL, 0);
+    for (uint32_t i = 1; i < rig->setup.shards; i++) {
+        kill(rig->more[i - 1].pid, SIGTERM);
+        waitpid(rig->more[i - 1].pid, NULL, 0);
+    }
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", rig->folder);
     if (system(command) != 0) {
