@@ -25,7 +25,9 @@
 #define ROUNDS_A_TURN 3
 #define FRAGMENT_BYTES UINT64_C(100000000)
 #define GLOO_SECONDS_MAX 300 /* For one answer; its start loads PyTorch nine times. */
-#define CONNECTION_MB 2.5    /* The transport's buffers of one, beside the bound on a round's memory. */
+/* By its whole path in argv[0], too: that is how Python finds its environment. */
+#define PYTHON "build/venv-compat/bin/python"
+#define CONNECTION_MB 2.5 /* The transport's buffers of one, beside the bound on a round's memory. */
 
 static const char *program;
 static struct rig rig;
@@ -114,7 +116,7 @@ static void gloo_start(struct gloo *gloo)
     int orders[2], answers[2];
     char workers[16], elements[32], line[64];
     *gloo = (struct gloo){0};
-    if (access("build/venv-compat/bin/python", X_OK) != 0) {
+    if (access(PYTHON, X_OK) != 0) {
         printf("Gloo is left out: no build/venv-compat (make bench-deps)\n");
         return;
     }
@@ -131,8 +133,7 @@ static void gloo_start(struct gloo *gloo)
             close(orders[i]);
             close(answers[i]);
         }
-        execl("build/venv-compat/bin/python", "python", "tests/bench/gloo_all_reduce.py", workers, elements,
-              (char *)NULL);
+        execl(PYTHON, PYTHON, "tests/bench/gloo_all_reduce.py", workers, elements, (char *)NULL);
         _exit(127);
     }
     close(orders[0]);
