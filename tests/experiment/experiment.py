@@ -2,12 +2,15 @@
 """Does it learn as well as data-parallel? Trains the same small model on the same text at equal tokens in every
 synchronisation form, with the real programs, and prints a table of the global model's validation loss.
 
-    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--seeds N] [--steps N] [--rates R,R] [--out FILE]
+    experiment.py --build DIR [--plan quick|long] [--only MODE,MODE] [--steps N] [--seeds N] [--rates R,R]
+                  [--runs FILE] [--resume] [--out FILE]
 
 Each learner takes `steps` inner steps of 8 x 128 bytes, 4 learners unless the mode says otherwise; data-parallel takes the same
-number of steps with the batches of all learners together. A form is tried at each inner rate with the first seed, and goes on
-with its best; a variation of a form (a codec, a kill) takes the rate of what it varies. Figures go to
-build/results/experiment.json; report.py makes the table and the drawing of docs/quality.md from them.
+number of steps with the batches of all learners together. Every form has the inner rate that was best for it in a scan
+(`--rates` scans again: each rate with the first seed, the others at the best); a variation of a form (a codec, a kill) takes the
+rate of what it varies. Every run is a line of --runs as soon as it ends; with --resume what the file holds is not run again, so
+that a table may be made in several sittings. The table goes to build/results/experiment.json; report.py makes the tables and the
+drawing of docs/quality.md from it.
 """
 import argparse
 import json
@@ -22,124 +25,35 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
 from lib.ensemble import Ensemble, merge  # noqa: E402
-
-DATA = "/usr/share/dictd/gcide.dict.dz"
-BATCH, SEQUENCE, LEARNERS = 8, 128, 4
-RATES = (0.002, 0.004)
-
-SYNCHRONOUS = {"mode": "synchronous", "quorum": "100%", "warmup": {"steps": 0}, "compression": "none",
-               "merge": {"method": "mean"}}
-
-
-def base(steps, learners, seed, rate, batch=BATCH):
-    return {
-        "apiVersion": "diloco.dev/v1alpha1", "kind": "DecoupledDiLoCoJob", "metadata": {"name": "experiment"},
-        "spec": {
-            "training": {
-                "tokenBudget": steps * learners * batch * SEQUENCE, "seed": seed, "batchSequences": batch, "threads": 1,
-                "evaluationSeconds": 3,
-                "model": {"width": 96, "layers": 3, "heads": 4, "sequenceLength": SEQUENCE},
-                "data": {"paths": [DATA], "validationFraction": 0.01, "validationSequences": 256},
-                "innerOptimizer": {"learningRate": rate, "warmupSteps": 50, "decaySteps": steps},
-            },
-            "sync": {"fragments": 8, "interval": 24, "overlap": 2, "warmup": {"steps": 150, "interval": 2}, "quorum": 1,
-                     "compression": "none", "heartbeatSeconds": 1, "timeoutSeconds": 10},
-            "syncer": {"shards": 1},
-            "learners": {"min": 0, "max": 16, "replicas": learners},
-        },
-    }
-
-
-class Mode:
-    """One row of the table: changes of the manifest, and what happens to the learners meanwhile."""
-
-    def __init__(self, text, sync=None, learners=LEARNERS, batch=BATCH, together=False, kill_every=0, slow=False,
-                 join_half=0, training=None, rate_of=None):
-        self.rate_of = rate_of  # The mode whose best inner rate it takes; None: it has one of its own.
-        self.text, self.sync, self.learners, self.batch = text, sync or {}, learners, batch
-        self.together = together  # One process with the batches of all learners: data-parallel without a network.
-        self.kill_every, self.slow, self.join_half, self.training = kill_every, slow, join_half, training or {}
-
-    def job(self, steps, seed, rate):
-        if self.together:
-            job = base(steps, 1, seed, rate, self.batch * self.learners)
-            job["spec"]["training"]["threads"] = 2
-            merge(job["spec"]["sync"], {"interval": steps, "fragments": 1, "warmup": {"steps": 0}})
-        else:
-            job = base(steps, self.learners, seed, rate, self.batch)
-        merge(job["spec"]["sync"], self.sync)
-        merge(job["spec"]["training"], self.training)
-        return job
-
-
-MODES = {
-    "data_parallel": Mode("data-parallel: one model, the batches of all learners together", together=True),
-    "alone": Mode("one learner alone: a quarter of the tokens", learners=1, sync={"fragments": 1, "interval": 10**6,
-                                                                                 "warmup": {"steps": 0}}),
-    "diloco": Mode("DiLoCo: P=1, everybody waits", sync=dict(SYNCHRONOUS, fragments=1, overlap=0)),
-    "streaming": Mode("Streaming DiLoCo: P=8, tau=2, everybody takes part", sync=SYNCHRONOUS),
-    "decoupled_cold": Mode("Decoupled, RDA, no interval warm-up", sync={"warmup": {"steps": 0}}),
-    "decoupled": Mode("Decoupled, RDA, interval warm-up (the default)"),
-    "decoupled_mean": Mode("Decoupled, weighted mean", sync={"merge": {"method": "mean"}}),
-    "decoupled_int8": Mode("Decoupled, int8 pushes", sync={"compression": "int8"}, rate_of="decoupled"),
-    "decoupled_int4": Mode("Decoupled, int4 pushes", sync={"compression": "int4"}, rate_of="decoupled"),
-    "decoupled_int4_bf16": Mode("Decoupled, int4 pushes, bf16 broadcasts",
-                                sync={"compression": "int4", "broadcastCompression": "bf16"}, rate_of="decoupled"),
-    "decoupled_killed": Mode("Decoupled, a learner killed every 15 s", kill_every=15, rate_of="decoupled"),
-    "decoupled_slow": Mode("Decoupled, one learner 4x slower", slow=True, rate_of="decoupled"),
-    "decoupled_joined": Mode("Decoupled, 4 more learners for the second half", join_half=4, rate_of="decoupled"),
-    "decoupled_m2": Mode("Decoupled, M=2", learners=2),
-    "decoupled_m8": Mode("Decoupled, M=8", learners=8),
-    "decoupled_mean_m2": Mode("Decoupled, mean, M=2", learners=2, sync={"merge": {"method": "mean"}}),
-    "decoupled_mean_m8": Mode("Decoupled, mean, M=8", learners=8, sync={"merge": {"method": "mean"}}),
-    "data_parallel_m2": Mode("data-parallel, 2x the batch", learners=2, together=True),
-    "data_parallel_m8": Mode("data-parallel, 8x the batch", learners=8, together=True),
-    "decoupled_rebase": Mode("Decoupled, apply: rebase", sync={"apply": "rebase"}, rate_of="decoupled"),
-    "decoupled_alpha": Mode("Decoupled, applyAlpha 0.5", sync={"applyAlpha": 0.5}, rate_of="decoupled"),
-    "decoupled_nesterov5": Mode("Decoupled, Nesterov 0.7 / 0.5", sync={"outerOptimizer": {
-        "type": "nesterov", "learningRate": 0.7, "momentum": 0.5}}),
-    "decoupled_nesterov9": Mode("Decoupled, Nesterov 0.7 / 0.9", sync={"outerOptimizer": {
-        "type": "nesterov", "learningRate": 0.7, "momentum": 0.9}}),
-    "decoupled_stale": Mode("Decoupled, one learner 4x slower, staleness decay 0.1", slow=True,
-                            sync={"merge": {"stalenessDecay": 0.1}}, rate_of="decoupled"),
-}
-PLANS = {
-    # Name: (modes, seeds, steps); `make experiment` is the first, within 25 minutes on 2 cores.
-    "quick": (["data_parallel", "alone", "diloco", "streaming", "decoupled_cold", "decoupled", "decoupled_mean",
-               "decoupled_int8", "decoupled_int4", "decoupled_killed", "decoupled_slow", "decoupled_joined"], 2, 400),
-    "long": (list(MODES), 3, 800),
-}
+from modes import LEARNERS, MODES, PLANS, job_of, step_seconds  # noqa: E402
 
 
 def keep_killing(ensemble, learners, seconds, stop, seed):
     chance = random.Random(seed)
-    kills = 0
     while not stop.wait(seconds):
         n = chance.randrange(learners)
         ensemble.signal(f"learner-{n}", signal.SIGKILL)
         ensemble.processes[f"learner-{n}"].wait(10)
         ensemble.start_learner(n)
-        kills += 1
-    return kills
 
 
-def run(build, mode, steps, seed, rate, limit):
+def run(build, name, steps, seed, rate, limit, changes):
     """Trains once; the final validation loss, seconds, and what the syncer counted."""
-    job = mode.job(steps, seed, rate)
+    mode = MODES[name]
+    job = job_of(mode, steps, seed, rate)
+    merge(job["spec"], changes)
     with Ensemble(build, job, text=False) as e:
         start = time.monotonic()
         e.start_syncers()
         count = job["spec"]["learners"]["replicas"]
         stop = threading.Event()
-        threads = []
         for n in range(count):
             # A fixed pace: a quarter of the speed that a learner has on a share of two cores.
             extra = ["--step-seconds", 4 * step_seconds(count)] if mode.slow and n == count - 1 else []
             e.start_learner(n, extra=extra)
         e.start_evaluator()
         if mode.kill_every:
-            threads.append(threading.Thread(target=keep_killing, args=(e, count, mode.kill_every, stop, seed), daemon=True))
-            threads[-1].start()
+            threading.Thread(target=keep_killing, args=(e, count, mode.kill_every, stop, seed), daemon=True).start()
         status = {}
         joined = False
         while e.processes["evaluator"].poll() is None:
@@ -161,62 +75,103 @@ def run(build, mode, steps, seed, rate, limit):
             raise RuntimeError("the evaluator failed")
         lines = (e.folder / "final" / "evaluations.jsonl").read_text().splitlines()
         curve = [(entry["tokens"], entry["loss"]) for entry in map(json.loads, lines)]
-        return {"loss": curve[-1][1], "seconds": seconds, "tokens": curve[-1][0], "rounds": status.get("round", 0),
-                "seed": seed, "rate": rate, "curve": curve,
+        return {"mode": name, "steps": steps, "seed": seed, "rate": rate, "changes": changes, "loss": curve[-1][1],
+                "seconds": seconds, "tokens": curve[-1][0], "rounds": status.get("round", 0), "curve": curve,
                 "verdicts": {k: v for k, v in status.get("verdicts", {}).items() if v}}
 
 
-def step_seconds(learners):
-    """An inner step of this model takes about 30 ms of one core; learners share two."""
-    return 0.03 * max(1, learners / 2)
+class Runs:
+    """All runs so far, on disk as soon as they are done."""
+
+    def __init__(self, path, resume):
+        self.path = pathlib.Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            self.path.unlink(missing_ok=True)
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.runs = {self.key(r): r for r in map(json.loads, lines)}
+
+    @staticmethod
+    def key(r):
+        return r["mode"], r["steps"], r["seed"], r["rate"], json.dumps(r["changes"], sort_keys=True)
+
+    def get(self, build, name, steps, seed, rate, limit, changes):
+        key = self.key({"mode": name, "steps": steps, "seed": seed, "rate": rate, "changes": changes})
+        if key not in self.runs:
+            self.runs[key] = run(build, name, steps, seed, rate, limit, changes)
+            with self.path.open("a") as out:
+                out.write(json.dumps(self.runs[key]) + "\n")
+        return self.runs[key]
+
+
+def row(name, steps, runs, scanned, main_steps):
+    """A figure of experiment.json."""
+    losses = [r["loss"] for r in runs]
+    mode = MODES[name]
+    return {"name": f"val_loss_{name}" + (f"_{steps}" if steps != main_steps else ""), "value": statistics.fmean(losses),
+            "unit": "nats/byte", "spread": max(losses) - min(losses), "form": mode.text, "rate": runs[0]["rate"],
+            "rates_tried": {str(r["rate"]): r["loss"] for r in scanned}, "runs": runs, "steps": steps,
+            "learners": mode.learners, "batch": mode.batch, "together": mode.together}
+
+
+def add_ratios(rows):
+    """Each row beside the data-parallel of as many learners, as large a batch, as many steps."""
+    beside = {(r["learners"], r["batch"], r["steps"]): r for r in rows if r["together"]}
+    for r in rows:
+        reference = beside.get((r["learners"], r["batch"], r["steps"]))
+        if reference is not None:
+            r["ratio_to"], r["ratio"] = reference["name"], r["value"] / reference["value"]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", default="build/release")
     parser.add_argument("--plan", choices=PLANS, default="quick")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="these modes alone")
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--rates", default=",".join(map(str, RATES)), help="inner learning rates to try")
-    parser.add_argument("--limit", type=float, default=900, help="seconds a run may take")
+    parser.add_argument("--rates", default="", help="inner learning rates to scan")
+    parser.add_argument("--set", default="{}", help="JSON that is merged into every job's spec: to try a thing out")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds a run may take")
+    parser.add_argument("--runs", default="build/results/experiment_runs.jsonl")
+    parser.add_argument("--resume", action="store_true")
     parser.add_argument("--out", default="build/results/experiment.json")
     arguments = parser.parse_args()
-    modes, seeds, steps = PLANS[arguments.plan]
-    modes = arguments.only.split(",") if arguments.only else modes
-    seeds, steps = arguments.seeds or seeds, arguments.steps or steps
-    unknown = [name for name in modes if name not in MODES]
-    if unknown:
-        parser.error(f"no such mode: {', '.join(unknown)}; there are {', '.join(MODES)}")
-    rates = [float(rate) for rate in arguments.rates.split(",")]
-    print(f"{steps} inner steps a learner, {seeds} seed(s); validation loss in nats a byte", flush=True)
-    print(f"{'mode':22} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'rate':>6} {'seconds':>8}  form", flush=True)
-    results, reference, best_rate = [], {}, {}
-    for name in modes:
+    cells = PLANS[arguments.plan]
+    if arguments.only:
+        names = arguments.only.split(",")
+        unknown = [name for name in names if name not in MODES]
+        if unknown:
+            parser.error(f"no such mode: {', '.join(unknown)}; there are {', '.join(MODES)}")
+        cells = [(name, cells[0][1], cells[0][2]) for name in names]
+    cells = [(name, arguments.steps or steps, arguments.seeds or seeds) for name, steps, seeds in cells]
+    scan = [float(rate) for rate in arguments.rates.split(",")] if arguments.rates else []
+    changes = json.loads(arguments.set)
+    runs = Runs(arguments.runs, arguments.resume)
+    print("validation loss in nats a byte", flush=True)
+    print(f"{'mode':26} {'steps':>5} {'seeds':>5} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'rate':>6} {'seconds':>8}  form",
+          flush=True)
+    rows, best_rate = [], {}
+    for name, steps, seeds in cells:
         mode = MODES[name]
-        tried = [best_rate[mode.rate_of]] if mode.rate_of in best_rate else rates
-        first = [run(arguments.build, mode, steps, 1, rate, arguments.limit) for rate in tried]
-        best = min(first, key=lambda r: r["loss"])
-        best_rate[name] = best["rate"]
-        runs = [best] + [run(arguments.build, mode, steps, seed + 1, best["rate"], arguments.limit)
-                         for seed in range(1, seeds)]
-        losses = [r["loss"] for r in runs]
-        mean = statistics.fmean(losses)
-        spread = max(losses) - min(losses)
-        if mode.together:
-            reference[mode.learners] = mean
-        beside = reference.get(mode.learners, math.nan)
-        print(f"{name:22} {mean:7.4f} {spread:7.4f} {100 * (mean / beside - 1):+7.2f}% {best['rate']:6.4f} "
-              f"{statistics.fmean(r['seconds'] for r in runs):8.1f}  {mode.text}; {runs[0]['verdicts']}", flush=True)
-        entry = {"name": f"val_loss_{name}", "value": mean, "unit": "nats/byte", "spread": spread, "form": mode.text,
-                 "rate": best["rate"], "rates_tried": {str(r["rate"]): r["loss"] for r in first}, "runs": runs,
-                 "steps": steps, "learners": mode.learners}
-        if not math.isnan(beside):
-            entry.update(ratio_to="val_loss_data_parallel", ratio=mean / beside)
-        results.append(entry)
+        rates = scan or [mode.rate]
+        if mode.rate_of is not None:
+            rates = [best_rate.get((mode.rate_of, steps), MODES[mode.rate_of].rate)]
+        scanned = [runs.get(arguments.build, name, steps, 1, rate, arguments.limit, changes) for rate in rates]
+        best = min(scanned, key=lambda r: r["loss"])
+        best_rate[name, steps] = best["rate"]
+        rows.append(row(name, steps, [best] + [
+            runs.get(arguments.build, name, steps, seed, best["rate"], arguments.limit, changes)
+            for seed in range(2, seeds + 1)], scanned, cells[0][1]))
+        add_ratios(rows)
+        r = rows[-1]
+        print(f"{name:26} {steps:5} {seeds:5} {r['value']:7.4f} {r['spread']:7.4f} "
+              f"{100 * (r.get('ratio', math.nan) - 1):+7.2f}% {r['rate']:6.4f} "
+              f"{statistics.fmean(one['seconds'] for one in r['runs']):8.1f}  {mode.text}; {r['runs'][0]['verdicts']}; "
+              f"{r['rates_tried'] if len(scanned) > 1 else ''}", flush=True)
         out = pathlib.Path(arguments.out)
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(results, indent=1) + "\n")
+        out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Table (Markdown) and drawing (SVG) of an experiment: report.py [EXPERIMENT.json] [--svg FILE]. The table goes to stdout."""
+"""Tables (Markdown) and drawing (SVG) of an experiment: report.py [EXPERIMENT.json] [--svg FILE]. The tables go to stdout."""
 import argparse
 import html
 import json
@@ -10,18 +10,42 @@ COLOURS = ["#1b1b1b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#5
 DRAWN = ["data_parallel", "alone", "diloco", "streaming", "decoupled_cold", "decoupled", "decoupled_mean", "decoupled_killed"]
 
 
-def table(entries):
-    print("| form | mode | loss, mean (spread) | to data-parallel | inner rate | accepted / late |")
-    print("| --- | --- | --- | --- | --- | --- |")
+def mode_of(entry):
+    return entry["runs"][0]["mode"]
+
+
+def gap(entry):
+    return f"{100 * (entry['ratio'] - 1):+.1f} %" if "ratio" in entry else ""
+
+
+def table(entries, steps):
+    print(f"{steps} inner steps a learner:\n")
+    print("| form | mode | seeds | loss, mean (spread) | to data-parallel | inner rate | accepted / late |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for e in entries:
-        ratio = f"{100 * (e['ratio'] - 1):+.1f} %" if "ratio" in e else ""
-        verdicts = e["runs"][0]["verdicts"]
-        print(f"| {e['form']} | `{e['name'][len('val_loss_'):]}` | {e['value']:.3f} ({e['spread']:.3f}) | {ratio} | "
-              f"{e['rate']:g} | {verdicts.get('accepted', 0)} / {verdicts.get('late', 0)} |")
+        if e["steps"] == steps:
+            verdicts = e["runs"][0]["verdicts"]
+            print(f"| {e['form']} | `{mode_of(e)}` | {len(e['runs'])} | {e['value']:.3f} ({e['spread']:.3f}) | {gap(e)} | "
+                  f"{e['rate']:g} | {verdicts.get('accepted', 0)} / {verdicts.get('late', 0)} |")
+    print()
 
 
-def drawing(entries):
-    curves = {e["name"][len("val_loss_"):]: e["runs"][0]["curve"] for e in entries}
+def scans(entries):
+    tried = [e for e in entries if len(e["rates_tried"]) > 1]
+    rates = sorted({float(rate) for e in tried for rate in e["rates_tried"]})
+    if tried:
+        print("Loss at each inner rate, first seed:\n")
+        print("| mode | steps | " + " | ".join(f"{rate:g}" for rate in rates) + " |")
+        print("| --- " * (len(rates) + 2) + "|")
+        for e in tried:
+            losses = {float(rate): loss for rate, loss in e["rates_tried"].items()}
+            print(f"| `{mode_of(e)}` | {e['steps']} | " + " | ".join(
+                f"{losses[rate]:.3f}" if rate in losses else "" for rate in rates) + " |")
+        print()
+
+
+def drawing(entries, steps):
+    curves = {mode_of(e): e["runs"][0]["curve"] for e in entries if e["steps"] == steps}
     curves = {name: curves[name] for name in DRAWN if name in curves}
     tokens_max = max(t for curve in curves.values() for t, _ in curve)
     losses = [loss for curve in curves.values() for t, loss in curve if t > 0.1 * tokens_max]
@@ -59,9 +83,11 @@ def main():
     parser.add_argument("--svg", help="write the drawing of loss over tokens here")
     arguments = parser.parse_args()
     entries = json.loads(pathlib.Path(arguments.file).read_text())
-    table(entries)
+    for steps in sorted({e["steps"] for e in entries}):
+        table(entries, steps)
+    scans(entries)
     if arguments.svg:
-        pathlib.Path(arguments.svg).write_text(drawing(entries))
+        pathlib.Path(arguments.svg).write_text(drawing(entries, entries[0]["steps"]))
 
 
 main()
