@@ -45,7 +45,8 @@ def job_of(mode, steps, seed, rate):
     if mode.together:
         job = base(steps, 1, seed, rate, mode.batch * mode.learners)
         job["spec"]["training"]["threads"] = 2
-        merge(job["spec"]["sync"], {"interval": steps, "fragments": 1, "warmup": {"steps": 0}})
+        # Alone with everything exact, what it sends is what it has: the syncer's versions are the curve to draw.
+        merge(job["spec"]["sync"], dict(SYNCHRONOUS, interval=20, fragments=1, overlap=0))
     else:
         job = base(steps, mode.learners, seed, rate, mode.batch)
     merge(job["spec"]["sync"], mode.sync)
