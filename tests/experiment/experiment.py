@@ -77,6 +77,7 @@ def run(build, name, steps, seed, rate, limit, changes):
         curve = [(entry["tokens"], entry["loss"]) for entry in map(json.loads, lines)]
         return {"mode": name, "steps": steps, "seed": seed, "rate": rate, "changes": changes, "loss": curve[-1][1],
                 "seconds": seconds, "tokens": curve[-1][0], "rounds": status.get("round", 0), "curve": curve,
+                "merged": status.get("tokensMerged", 0) / max(1, status.get("tokens", 0)),
                 "verdicts": {k: v for k, v in status.get("verdicts", {}).items() if v}}
 
 
@@ -149,7 +150,7 @@ def main():
     changes = json.loads(arguments.set)
     runs = Runs(arguments.runs, arguments.resume)
     print("validation loss in nats a byte", flush=True)
-    print(f"{'mode':26} {'steps':>5} {'seeds':>5} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'rate':>6} {'seconds':>8}  form",
+    print(f"{'mode':26} {'steps':>5} {'seeds':>5} {'loss':>7} {'spread':>7} {'to d.p.':>8} {'rate':>6} {'seconds':>8}  merged  form",
           flush=True)
     rows, best_rate = [], {}
     for name, steps, seeds in cells:
@@ -167,7 +168,7 @@ def main():
         r = rows[-1]
         print(f"{name:26} {steps:5} {seeds:5} {r['value']:7.4f} {r['spread']:7.4f} "
               f"{100 * (r.get('ratio', math.nan) - 1):+7.2f}% {r['rate']:6.4f} "
-              f"{statistics.fmean(one['seconds'] for one in r['runs']):8.1f}  {mode.text}; {r['runs'][0]['verdicts']}; "
+              f"{statistics.fmean(one['seconds'] for one in r['runs']):8.1f}  {100 * r['runs'][0]['merged']:6.1f}%  {mode.text} "
               f"{r['rates_tried'] if len(scanned) > 1 else ''}", flush=True)
         out = pathlib.Path(arguments.out)
         out.parent.mkdir(parents=True, exist_ok=True)

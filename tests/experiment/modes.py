@@ -3,7 +3,7 @@ from lib.ensemble import merge
 
 DATA = "/usr/share/dictd/gcide.dict.dz"
 BATCH, SEQUENCE, LEARNERS = 8, 128, 4
-RATE = 0.003
+RATE = 0.006
 
 SYNCHRONOUS = {"mode": "synchronous", "quorum": "100%", "warmup": {"steps": 0}, "compression": "none",
                "merge": {"method": "mean"}}
@@ -59,7 +59,7 @@ def step_seconds(learners):
 
 
 MODES = {
-    "data_parallel": Mode("data-parallel: one model, the batches of all learners together", together=True),
+    "data_parallel": Mode("data-parallel: one model, the batches of all learners together", together=True, rate=0.008),
     "alone": Mode("one learner alone: a quarter of the tokens", learners=1,
                   sync=dict(COLD, fragments=1, interval=10**6)),
     "diloco": Mode("DiLoCo: P=1, everybody waits", sync=dict(SYNCHRONOUS, fragments=1, overlap=0)),
@@ -78,7 +78,7 @@ MODES = {
     "data_parallel_m2": Mode("data-parallel, 2x the batch", learners=2, together=True),
     "decoupled_m2": Mode("Decoupled, RDA, M=2", learners=2),
     "decoupled_mean_m2": Mode("Decoupled, mean, M=2", learners=2, sync=MEAN),
-    "data_parallel_m8": Mode("data-parallel, 8x the batch", learners=8, together=True),
+    "data_parallel_m8": Mode("data-parallel, 8x the batch", learners=8, together=True, rate=0.008),
     "decoupled_m8": Mode("Decoupled, RDA, M=8", learners=8),
     "decoupled_mean_m8": Mode("Decoupled, mean, M=8", learners=8, sync=MEAN),
     "data_parallel_b32": Mode("data-parallel, batch 4 x 32", batch=32, together=True),

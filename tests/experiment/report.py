@@ -4,6 +4,7 @@ import argparse
 import html
 import json
 import pathlib
+import statistics
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 420, 60, 44, 16, 190
 COLOURS = ["#1b1b1b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195"]
@@ -20,13 +21,12 @@ def gap(entry):
 
 def table(entries, steps):
     print(f"{steps} inner steps a learner:\n")
-    print("| form | mode | seeds | loss, mean (spread) | to data-parallel | inner rate | accepted / late |")
+    print("| form | mode | seeds | loss, mean (spread) | to data-parallel | inner rate | tokens merged |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for e in entries:
         if e["steps"] == steps:
-            verdicts = e["runs"][0]["verdicts"]
             print(f"| {e['form']} | `{mode_of(e)}` | {len(e['runs'])} | {e['value']:.3f} ({e['spread']:.3f}) | {gap(e)} | "
-                  f"{e['rate']:g} | {verdicts.get('accepted', 0)} / {verdicts.get('late', 0)} |")
+                  f"{e['rate']:g} | {100 * statistics.fmean(r['merged'] for r in e['runs']):.0f} % |")
     print()
 
 
