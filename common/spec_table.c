@@ -143,7 +143,7 @@ const struct dl_field dl_spec_fields[] = {
           "K, learners whose pushes a round needs; a percentage is of learners.replicas."),
     ENUM("sync.grace.mode", sync.grace.mode, graces, "adaptive", 0,
          "How long a round with its quorum waits for more: a share of the slack, a fixed time, not at all."),
-    F64("sync.grace.margin", sync.grace.margin, "0.5", 0, 1, 0,
+    F64("sync.grace.margin", sync.grace.margin, "1", 0, 1, 0,
         "gamma, the share of the slack that the grace window may use."),
     F64("sync.grace.maxSeconds", sync.grace.max_seconds, "5", 0, 3600, PLAIN,
         "Longest grace window; the window of mode fixed."),
