@@ -248,7 +248,7 @@ static void test_slow_learner_is_merged(void)
     for (size_t i = 0; i < DL_COUNT_OF(factors); i++) {
         for (uint32_t quorum = 1; quorum <= 3; quorum += 2) {
             double share = merged_share(factors[i], 8, quorum, 120);
-        CU_ASSERT(share > (factors[i] < 2 ? 0.5 : factors[i] < 60 ? 0.9 : 0.8));
+            CU_ASSERT(share > (factors[i] < 2 ? 0.5 : factors[i] < 60 ? 0.9 : 0.8));
         }
     }
 }
