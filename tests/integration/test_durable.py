@@ -15,12 +15,11 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "lib"))
 from client import hash64  # noqa: E402
-from durable import note_figures  # noqa: E402
+from durable import FILE_BLOCK_BYTES, note_figures  # noqa: E402
 from lib.ensemble import TEXT, Ensemble, Failure, check, main, manifest  # noqa: E402
 
 KILLS = int(os.environ.get("DURABLE_KILLS", "200"))
 PACED = ["--step-seconds", "0.02"]
-BLOCK_BYTES = 4096  # Of a fragment's file: header (40: bytes of the parameters, 48: of the state), parameters, state.
 
 
 def job(**spec):
@@ -57,9 +56,9 @@ class Tape:
             content = (self.folder / file).read_bytes()
             size = int.from_bytes(content[40:48], "little")
             state = int.from_bytes(content[48:56], "little")
-            begin = BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
-            check(kept == 1 and len(content) == begin + -(-state // BLOCK_BYTES) * BLOCK_BYTES, f"{file}: {len(content)} bytes")
-            check(f"{hash64(content[BLOCK_BYTES:BLOCK_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
+            begin = FILE_BLOCK_BYTES + -(-size // FILE_BLOCK_BYTES) * FILE_BLOCK_BYTES
+            check(kept == 1 and len(content) == begin + -(-state // FILE_BLOCK_BYTES) * FILE_BLOCK_BYTES, f"{file}: {len(content)} bytes")
+            check(f"{hash64(content[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
             check(hash64(content[begin:begin + state]) == int.from_bytes(content[64:72], "little"), f"{file}: its state")
 
 

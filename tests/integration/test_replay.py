@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from lib.client import hash64  # noqa: E402
-from lib.durable import note_figures  # noqa: E402
+from lib.durable import FILE_BLOCK_BYTES, note_figures  # noqa: E402
 from lib.ensemble import TEXT, Ensemble, check, main, manifest  # noqa: E402
 from lib.relay import Relay  # noqa: E402
 
@@ -174,10 +174,10 @@ def check_altered_value(e):
     folder = copies(e, "value")[0]
     data = bytearray((folder / name).read_bytes())
     count = struct.unpack_from("<Q", data, 40)[0] // 4
-    values = list(struct.unpack_from(f"<{count}f", data, 128))
+    values = list(struct.unpack_from(f"<{count}f", data, FILE_BLOCK_BYTES))
     at = next(i for i in range(700, count) if values[i] != 0)
-    struct.pack_into("<f", data, 128 + 4 * at, values[at] * 1.5)
-    parameters = hash64(data[128:128 + 4 * count])
+    struct.pack_into("<f", data, FILE_BLOCK_BYTES + 4 * at, values[at] * 1.5)
+    parameters = hash64(data[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + 4 * count])
     struct.pack_into("<Q", data, 56, parameters)
     struct.pack_into("<Q", data, 120, hash64(data[:120]))
     (folder / name).write_bytes(data)

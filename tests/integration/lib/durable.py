@@ -4,6 +4,8 @@ import json
 import pathlib
 import sys
 
+FILE_BLOCK_BYTES = 4096  # Of a fragment's file: header (40: bytes of the parameters, 48: of the state), parameters, state.
+
 
 def note_figures(build, **figures):
     """Merges `figures` into build/results/durable.json; `build` is build/<variant>."""
