@@ -57,6 +57,14 @@ static size_t size_for(size_t bytes)
     return (bytes + HEAD_BYTES + unit - 1) / unit * unit - HEAD_BYTES;
 }
 
+static uint8_t *drop_kept(struct sy_buffers *buffers, uint32_t i)
+{
+    uint8_t *memory = buffers->kept[i].memory;
+    buffers->idle_bytes -= size_of(memory);
+    buffers->kept[i] = buffers->kept[--buffers->count];
+    return memory;
+}
+
 /* The smallest that is large enough, unless more than a quarter of it would be wasted. */
 static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
 {
@@ -71,10 +79,7 @@ static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
     if (best == UINT32_MAX) {
         return NULL;
     }
-    uint8_t *memory = buffers->kept[best].memory;
-    buffers->kept[best] = buffers->kept[--buffers->count];
-    buffers->idle_bytes -= size_of(memory);
-    return memory;
+    return drop_kept(buffers, best);
 }
 
 /* A mapping that begins at a multiple of a large page; what lies before and after goes back. */
@@ -125,6 +130,18 @@ static void release(uint8_t *memory)
     }
 }
 
+/* Kept ones of other sizes go, where they and what is now in use are more than was ever in use. */
+static void make_room(struct sy_buffers *buffers)
+{
+    while (buffers->count > 0 && buffers->used_bytes + buffers->idle_bytes > buffers->used_peak) {
+        uint32_t oldest = 0;
+        for (uint32_t i = 1; i < buffers->count; i++) {
+            oldest = buffers->kept[i].since_ns < buffers->kept[oldest].since_ns ? i : oldest;
+        }
+        release(drop_kept(buffers, oldest));
+    }
+}
+
 void *sy_buffers_take(struct sy_buffers *buffers, size_t bytes)
 {
     pthread_mutex_lock(&buffers->lock);
@@ -135,6 +152,7 @@ void *sy_buffers_take(struct sy_buffers *buffers, size_t bytes)
     if (memory != NULL) {
         buffers->used_bytes += size_of(memory);
         buffers->used_peak = DL_MAX(buffers->used_peak, buffers->used_bytes);
+        make_room(buffers);
     }
     pthread_mutex_unlock(&buffers->lock);
     return memory == NULL ? NULL : memory + HEAD_BYTES;

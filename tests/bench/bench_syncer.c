@@ -8,6 +8,7 @@
  * (float32, and int4 up with bf16 down), against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8
  * processes, which needs every one of them at once. All of these take turns in one run: what waits for its turn is asleep.
  * PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
+#include <fcntl.h>
 #include <glob.h>
 #include <poll.h>
 
@@ -22,9 +23,10 @@
 
 #define LEARNERS 8
 #define TURNS 5
-#define ROUNDS_A_TURN 3
+#define ROUNDS_A_TURN 2
 #define FRAGMENT_BYTES UINT64_C(100000000)
-#define GLOO_SECONDS_MAX 300 /* For one answer; its start loads PyTorch nine times. */
+#define GLOO_SECONDS_MAX 60 /* For one answer; its start loads PyTorch nine times. */
+#define GLOO_END_SECONDS_MAX 5
 /* By its whole path in argv[0], too: that is how Python finds its environment. */
 #define PYTHON "build/venv-compat/bin/python"
 #define CONNECTION_MB 2.5 /* The transport's buffers of one, beside the bound on a round's memory. */
@@ -89,22 +91,27 @@ static void cost(struct bench_report *report, const char *compression, bool dura
 
 /* --- whole rounds beside plain TCP and Gloo -------------------------------------------------------------------------- */
 
-struct gloo { /* pid 0: there is none. */
-    pid_t pid;
+struct gloo {  /* pid 0: there is none. */
+    pid_t pid; /* Of its process group, too. */
     FILE *orders, *answers;
 };
 
 /* A line of its answers, in time; false: none came. */
-static bool gloo_read(struct gloo *gloo, char *line, int size)
+static bool gloo_read(struct gloo *gloo, char *line, int size, int seconds)
 {
     struct pollfd ready = {.fd = fileno(gloo->answers), .events = POLLIN};
-    return poll(&ready, 1, GLOO_SECONDS_MAX * 1000) == 1 && fgets(line, size, gloo->answers) != NULL;
+    return poll(&ready, 1, seconds * 1000) == 1 && fgets(line, size, gloo->answers) != NULL;
 }
 
+/* It ends with its orders; by force, with all of its workers, where it does not. */
 static void gloo_stop(struct gloo *gloo)
 {
+    char line[64];
     if (gloo->pid > 0) {
         fclose(gloo->orders);
+        while (gloo_read(gloo, line, sizeof line, GLOO_END_SECONDS_MAX)) {
+        }
+        kill(-gloo->pid, SIGKILL);
         waitpid(gloo->pid, NULL, 0);
         fclose(gloo->answers);
     }
@@ -120,22 +127,21 @@ static void gloo_start(struct gloo *gloo)
         printf("Gloo is left out: no build/venv-compat (make bench-deps)\n");
         return;
     }
-    if (pipe(orders) != 0 || pipe(answers) != 0) {
+    /* No syncer that is started later may keep its orders open: their end is its end. */
+    if (pipe2(orders, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
         rig_fail("bench: pipe");
     }
     snprintf(workers, sizeof workers, "%d", LEARNERS);
     snprintf(elements, sizeof elements, "%llu", (unsigned long long)(FRAGMENT_BYTES / sizeof(float)));
     gloo->pid = fork();
     if (gloo->pid == 0) {
+        setpgid(0, 0);
         dup2(orders[0], STDIN_FILENO);
         dup2(answers[1], STDOUT_FILENO);
-        for (int i = 0; i < 2; i++) {
-            close(orders[i]);
-            close(answers[i]);
-        }
         execl(PYTHON, PYTHON, "tests/bench/gloo_all_reduce.py", workers, elements, (char *)NULL);
         _exit(127);
     }
+    setpgid(gloo->pid, gloo->pid);
     close(orders[0]);
     close(answers[1]);
     gloo->orders = fdopen(orders[1], "w");
@@ -143,10 +149,9 @@ static void gloo_start(struct gloo *gloo)
     if (gloo->pid < 0 || gloo->orders == NULL || gloo->answers == NULL) {
         rig_fail("bench: Gloo");
     }
-    if (!gloo_read(gloo, line, sizeof line)) {
+    if (!gloo_read(gloo, line, sizeof line, GLOO_SECONDS_MAX)) {
         printf("Gloo is left out: it did not start (build/venv-compat/bin/python tests/bench/gloo_all_reduce.py 8 "
                "1000)\n");
-        kill(gloo->pid, SIGKILL);
         gloo_stop(gloo);
     }
 }
@@ -161,8 +166,9 @@ struct series {
     double seconds[TURNS], cpu[TURNS];
 };
 
-static void keep(struct series *series, struct turn turn)
+static void keep(struct series *series, const char *name, struct turn turn)
 {
+    printf("  %s %.0f ms, %.2f CPU s;", name, turn.seconds * 1e3, turn.cpu);
     series->seconds[series->count] = turn.seconds;
     series->cpu[series->count++] = turn.cpu;
 }
@@ -172,8 +178,8 @@ static struct turn gloo_turn(struct gloo *gloo)
     char line[64], *at = line;
     fputs("\n", gloo->orders);
     fflush(gloo->orders);
-    if (!gloo_read(gloo, line, sizeof line)) {
-        kill(gloo->pid, SIGKILL);
+    if (!gloo_read(gloo, line, sizeof line, GLOO_SECONDS_MAX)) {
+        kill(-gloo->pid, SIGKILL);
         rig_fail("bench: Gloo did not answer");
     }
     struct turn turn = {.seconds = strtod(line, &at)};
@@ -181,10 +187,10 @@ static struct turn gloo_turn(struct gloo *gloo)
     return turn;
 }
 
-static struct turn raw_turn(uint64_t up, uint64_t down)
+static struct turn raw_turn(const struct rig_raw_round *raw, uint64_t up, uint64_t down)
 {
     struct turn turn;
-    turn.seconds = rig_raw_round(LEARNERS, up, down, &turn.cpu);
+    turn.seconds = rig_raw_round(raw, up, down, &turn.cpu);
     return turn;
 }
 
@@ -236,8 +242,11 @@ static void whole_rounds(struct bench_report *report)
     static struct series ours[FORMS], floors[FORMS], of_gloo;
     struct bench_stats seconds[FORMS], floor[FORMS], gloo_seconds = {0};
     double idle_mb[FORMS];
+    static struct rig_raw_round raw;
     struct gloo gloo;
+    printf("starting: %d learners twice, plain TCP, Gloo\n", LEARNERS);
     gloo_start(&gloo);
+    rig_raw_round_open(&raw, LEARNERS, FRAGMENT_BYTES);
     for (int f = 0; f < FORMS; f++) {
         struct rig_setup setup = {.program = program,
                                   .learners = LEARNERS,
@@ -251,16 +260,19 @@ static void whole_rounds(struct bench_report *report)
         idle_mb[f] = rig_start(&rigs[f], &setup);
         rig_run_rounds(&rigs[f], ROUNDS_A_TURN); /* All memory has been used once. */
     }
+    (void)raw_turn(&raw, FRAGMENT_BYTES, FRAGMENT_BYTES);
     for (int turn = 0; turn < TURNS; turn++) {
         if (gloo.pid > 0) {
-            keep(&of_gloo, gloo_turn(&gloo));
+            keep(&of_gloo, "gloo", gloo_turn(&gloo));
         }
         for (int f = 0; f < FORMS; f++) {
-            keep(&floors[f], raw_turn(forms[f].up, forms[f].down));
-            keep(&ours[f], round_turn(&rigs[f]));
+            keep(&floors[f], "raw TCP", raw_turn(&raw, forms[f].up, forms[f].down));
+            keep(&ours[f], forms[f].name, round_turn(&rigs[f]));
         }
+        putchar('\n');
     }
     gloo_stop(&gloo);
+    rig_raw_round_close(&raw);
     printf("rounds of %d x %.0f MB, in turn:\n", LEARNERS, (double)FRAGMENT_BYTES * 1e-6);
     if (of_gloo.count > 0) {
         gloo_seconds = report_series("gloo_all_reduce", &of_gloo);
@@ -358,6 +370,7 @@ int main(int argc, char **argv)
 {
     static char path[512];
     struct bench_report report = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     rig_find_program(argv[0], "diloco-syncer", path, sizeof path);
     program = path;
     if (argc >= 4 && strcmp(argv[1], "--round") == 0) {

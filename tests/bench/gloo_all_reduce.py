@@ -31,7 +31,7 @@ def work(rank, workers, elements, store, orders, answers):
 
 
 def main(workers, elements):
-    context = mp.get_context("spawn")
+    context = mp.get_context("fork")  # PyTorch, loaded once, has no threads yet.
     answers = context.SimpleQueue()
     orders = [context.SimpleQueue() for _ in range(workers)]
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,9 @@ struct rig { /* One at a time. */
     } more[RIG_SHARDS_MAX - 1]; /* The other ones. */
     atomic_bool stop;
     _Atomic uint64_t last_round;
-    _Atomic uint64_t updates_limit; /* Learners that have applied as many stand still. */
+    _Atomic uint64_t updates_limit; /* Learners that have applied as many stand still, until `moved`. */
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
     uint32_t started;
     pthread_t threads[RIG_LEARNERS_MAX];
     struct rig_learner {
@@ -249,6 +251,16 @@ static inline void rig_must(int code, const struct diloco_error *error)
     }
 }
 
+/* Until there are rounds to make, or the end; asleep, so that what is measured meanwhile has the machine. */
+static inline void rig_stand_still(struct rig *rig, uint64_t updates)
+{
+    pthread_mutex_lock(&rig->lock);
+    while (!atomic_load(&rig->stop) && updates >= atomic_load(&rig->updates_limit)) {
+        pthread_cond_wait(&rig->moved, &rig->lock);
+    }
+    pthread_mutex_unlock(&rig->lock);
+}
+
 static inline void *rig_learn(void *argument)
 {
     struct rig_learner *self = argument;
@@ -281,7 +293,7 @@ static inline void *rig_learn(void *argument)
     atomic_store(&self->updates, info.updates_total);
     while (!atomic_load(&rig->stop)) {
         if (info.updates_total >= atomic_load(&rig->updates_limit)) {
-            usleep(s->pause_us);
+            rig_stand_still(rig, info.updates_total);
             continue;
         }
         for (uint32_t p = 0; p < s->fragments; p++) {
@@ -328,6 +340,8 @@ static inline double rig_start(struct rig *rig, const struct rig_setup *setup)
     if (mkdtemp(rig->folder) == NULL) {
         rig_fail(rig->folder);
     }
+    pthread_mutex_init(&rig->lock, NULL);
+    pthread_cond_init(&rig->moved, NULL);
     rig_write_job(rig);
     rig_start_syncer(rig);
     double idle_mb = rig_memory_mb(rig->pid, "VmRSS:");
@@ -364,14 +378,20 @@ static inline void rig_wait_for_updates(const struct rig *rig, uint64_t updates)
 static inline void rig_run_rounds(struct rig *rig, uint64_t count)
 {
     uint64_t updates = DL_MAX(atomic_load(&rig->updates_limit), UINT64_C(1)) + count;
+    pthread_mutex_lock(&rig->lock);
     atomic_store(&rig->updates_limit, updates);
+    pthread_cond_broadcast(&rig->moved);
+    pthread_mutex_unlock(&rig->lock);
     rig_wait_for_updates(rig, updates);
 }
 
 /* Ends learners and syncer and removes the folder. */
 static inline void rig_stop(struct rig *rig)
 {
+    pthread_mutex_lock(&rig->lock);
     atomic_store(&rig->stop, true);
+    pthread_cond_broadcast(&rig->moved);
+    pthread_mutex_unlock(&rig->lock);
     for (uint32_t i = 0; i < rig->started; i++) {
         pthread_join(rig->threads[i], NULL);
     }
@@ -480,46 +500,68 @@ static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
     return ends[1].cpu / ((double)bytes * 1e-9);
 }
 
-/* Seconds that plain TCP takes for what a round moves: `up` bytes from each of `peers` connections into one host, then
- * `down` bytes to each; one thread an end, as many connections at once as there are peers. `cpu`: CPU seconds of all ends. */
-static inline double rig_raw_round(uint32_t peers, uint64_t up, uint64_t down, double *cpu)
+/* What a round moves, over plain TCP: bytes from each of `peers` into memory of its own at one host, then bytes of one memory
+ * of the host to each. One thread an end, all connections at once. Connections and memory stay from one measurement to the next,
+ * as those of learners and syncer do: fresh memory costs more than the bytes. */
+struct rig_raw_round {
+    uint32_t peers;
+    int fds[RIG_LEARNERS_MAX][2]; /* Of peer and host. */
+    uint8_t *of_peer[RIG_LEARNERS_MAX], *of_host[RIG_LEARNERS_MAX], *shared;
+};
+
+static inline void rig_raw_round_open(struct rig_raw_round *raw, uint32_t peers, uint64_t bytes_max)
+{
+    *raw = (struct rig_raw_round){.peers = peers, .shared = rig_memory(bytes_max)};
+    for (uint32_t i = 0; i < peers; i++) {
+        rig_raw_pair(raw->fds[i]);
+        raw->of_peer[i] = rig_memory(bytes_max);
+        raw->of_host[i] = rig_memory(bytes_max);
+    }
+}
+
+static inline void rig_raw_round_close(struct rig_raw_round *raw)
+{
+    for (uint32_t i = 0; i < raw->peers; i++) {
+        close(raw->fds[i][0]);
+        close(raw->fds[i][1]);
+        free(raw->of_peer[i]);
+        free(raw->of_host[i]);
+    }
+    free(raw->shared);
+}
+
+/* One way of it; the CPU seconds of both ends. */
+static inline double rig_raw_way(const struct rig_raw_round *raw, bool up, uint64_t bytes)
 {
     static pthread_t threads[2 * RIG_LEARNERS_MAX];
     static struct rig_raw ends[2 * RIG_LEARNERS_MAX];
-    int fds[RIG_LEARNERS_MAX][2];
-    uint8_t *memory[2 * RIG_LEARNERS_MAX];
-    for (uint32_t i = 0; i < peers; i++) {
-        rig_raw_pair(fds[i]);
-        memory[2 * i] = rig_memory(DL_MAX(up, down));
-        memory[2 * i + 1] = rig_memory(DL_MAX(up, down));
+    double cpu = 0;
+    for (uint32_t i = 0; i < 2 * raw->peers; i++) {
+        uint32_t peer = i / 2;
+        bool is_peer = i % 2 == 0;
+        uint8_t *of_host = up ? raw->of_host[peer] : raw->shared;
+        ends[i] = (struct rig_raw){.fd = raw->fds[peer][i % 2],
+                                   .bytes = bytes,
+                                   .window = bytes,
+                                   .memory = is_peer ? raw->of_peer[peer] : of_host,
+                                   .sends = is_peer == up};
+        if (pthread_create(&threads[i], NULL, rig_raw_move, &ends[i]) != 0) {
+            rig_fail("bench: thread");
+        }
     }
+    for (uint32_t i = 0; i < 2 * raw->peers; i++) {
+        pthread_join(threads[i], NULL);
+        cpu += ends[i].cpu;
+    }
+    return cpu;
+}
+
+/* Seconds that one takes; `cpu`: CPU seconds of all ends. */
+static inline double rig_raw_round(const struct rig_raw_round *raw, uint64_t up, uint64_t down, double *cpu)
+{
     int64_t start = dl_now_ns();
-    *cpu = 0;
-    for (int way = 0; way < 2; way++) {
-        for (uint32_t i = 0; i < 2 * peers; i++) {
-            uint64_t bytes = way == 0 ? up : down;
-            ends[i] = (struct rig_raw){.fd = fds[i / 2][i % 2],
-                                       .bytes = bytes,
-                                       .window = bytes,
-                                       .memory = memory[i],
-                                       .sends = (i % 2 == 0) == (way == 0)};
-            if (pthread_create(&threads[i], NULL, rig_raw_move, &ends[i]) != 0) {
-                rig_fail("bench: thread");
-            }
-        }
-        for (uint32_t i = 0; i < 2 * peers; i++) {
-            pthread_join(threads[i], NULL);
-            *cpu += ends[i].cpu;
-        }
-    }
-    double seconds = (double)(dl_now_ns() - start) * 1e-9;
-    for (uint32_t i = 0; i < peers; i++) {
-        close(fds[i][0]);
-        close(fds[i][1]);
-        free(memory[2 * i]);
-        free(memory[2 * i + 1]);
-    }
-    return seconds;
+    *cpu = rig_raw_way(raw, true, up) + rig_raw_way(raw, false, down);
+    return (double)(dl_now_ns() - start) * 1e-9;
 }
 
 #endif

@@ -442,6 +442,7 @@ static void test_buffers_are_used_again(void)
     CU_ASSERT_PTR_NOT_NULL_FATAL(buffers);
     uint8_t *large = sy_buffers_take(buffers, 5 << 20);
     uint8_t *small = sy_buffers_take(buffers, 1000);
+    sy_buffers_give(buffers, sy_buffers_take(buffers, 2 << 20)); /* As much is in use at once as below. */
     CU_ASSERT(large != NULL && small != NULL);
     if (large == NULL || small == NULL) {
         return;
@@ -479,7 +480,31 @@ static void test_buffers_are_used_again(void)
     sy_buffers_free(buffers);
 }
 
+/* What a first state took does not lie idle beside the pushes of rounds, which are smaller. */
+static void test_buffers_never_hold_more_than_was_used(void)
+{
+    struct sy_buffers *buffers = sy_buffers_new();
+    CU_ASSERT_PTR_NOT_NULL_FATAL(buffers);
+    uint64_t most = 8 << 20;
+    uint8_t *pushes[4];
+    sy_buffers_give(buffers, sy_buffers_take(buffers, most));
+    CU_ASSERT(sy_buffers_idle_bytes(buffers) >= most);
+    for (uint64_t i = 0; i < DL_COUNT_OF(pushes); i++) {
+        pushes[i] = sy_buffers_take(buffers, 2 << 20);
+        CU_ASSERT_PTR_NOT_NULL_FATAL(pushes[i]);
+        CU_ASSERT(sy_buffers_idle_bytes(buffers) + (i + 1) * (2 << 20) <= most + (1 << 20));
+    }
+    for (uint64_t i = 0; i < DL_COUNT_OF(pushes); i++) {
+        sy_buffers_give(buffers, pushes[i]);
+    }
+    CU_ASSERT(sy_buffers_idle_bytes(buffers) >= most);
+    CU_ASSERT_PTR_EQUAL(sy_buffers_take(buffers, 2 << 20), pushes[0]);
+    sy_buffers_give(buffers, pushes[0]);
+    sy_buffers_free(buffers);
+}
+
 UNIT_MAIN("server", {"buffers are used again", test_buffers_are_used_again},
+          {"buffers never hold more than was used", test_buffers_never_hold_more_than_was_used},
           {"buffers of all sizes", test_buffers_of_all_sizes}, {"any cut gives the same", test_any_cut_gives_the_same},
           {"wrong lengths", test_wrong_lengths}, {"damage is noticed", test_damage_is_noticed},
           {"the sink decides", test_sink_decides}, {"sizes are capped", test_sizes_are_capped},
