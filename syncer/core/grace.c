@@ -5,7 +5,8 @@
 #include "syncer/core/state.h"
 
 /* slack = tau * step_time - (quorum_time + sync_time): what is left of the overlap once the merge and its way back are
- * paid for. A learner that comes within it costs the others nothing. */
+ * paid for. A learner that comes within it costs the others nothing. Sending that goes on beside the commit is in the store's
+ * time, and counts once: the spread begins where that ends. */
 static double adaptive(struct sy_core *core, const struct sy_round *round)
 {
     double quorum_time = sy_seconds(core->now_ns - round->opened_ns);

@@ -83,8 +83,8 @@ enum dl_rc sy_blob_new(const struct sy_blob_options *options, const float *value
     }
     struct filling filling = {.blob = blob, .values = values};
     dl_hash_stream_init(&filling.content, 0);
-    sy_pool_run_told(pool, fill_chunks, options->has_hash ? NULL : hash_chunks, &filling, blob->chunk_count);
-    blob->content_hash = options->has_hash ? 0 : dl_hash_stream_result(&filling.content);
+    sy_pool_run_told(pool, fill_chunks, hash_chunks, &filling, blob->chunk_count);
+    blob->content_hash = dl_hash_stream_result(&filling.content);
     *out = blob;
     return DL_OK;
 }

@@ -1,5 +1,8 @@
 /* sy_blob: one version of a fragment, encoded once and cut into ready-made CHUNK frames that all connections share.
  *
+ * Of a version that is not durable yet (`is_held`) all but the last chunk may be sent: then nobody can use it, or know all of
+ * it, before it can no longer be lost.
+ *
  * The frame of a chunk (header, prefix, data, checksum) is the same for every receiver, since a transfer's number is
  * made of fragment and version. Each frame has LWS_PRE bytes of room before it, in which libwebsockets writes the
  * WebSocket header, so that it is sent from where it lies.
@@ -29,6 +32,7 @@ struct sy_blob {
     uint64_t content_hash; /* dl_hash64 of the encoded bytes. */
     uint32_t chunk_bytes;  /* Data bytes of every chunk but the last. */
     uint32_t chunk_count;
+    bool is_held;  /* Not durable yet: its last chunk stays here. */
     size_t stride; /* From one frame's room to the next one's. */
     uint8_t *frames;
     struct sy_buffers *buffers; /* Where the frames' memory came from. */
@@ -39,8 +43,6 @@ struct sy_blob_options {
     uint64_t version, round;
     uint32_t participants;
     enum dl_codec codec;
-    /* With codec none: content_hash is left to the caller, who has the hash of the values. */
-    bool has_hash;
 };
 
 /* Encodes `padded_elements` values on the threads of `pool`; the memory comes from `buffers`. One reference. */

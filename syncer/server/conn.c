@@ -19,18 +19,24 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
 {
     struct sy_conn *conn = calloc(1, sizeof *conn);
     bool *wanted = calloc(server->fragment_count, sizeof *wanted);
+    bool *offered = calloc(server->fragment_count, sizeof *offered);
+    struct sy_blob **parked = calloc(server->fragment_count, sizeof(struct sy_blob *));
     /* One push a fragment, and one of an earlier round whose chunks are still being dropped. */
     uint32_t transfers_max = 2 * server->fragment_count + 2;
     struct sy_transfer *transfers = calloc(transfers_max, sizeof *transfers);
-    if (conn == NULL || wanted == NULL || transfers == NULL) {
+    if (conn == NULL || wanted == NULL || offered == NULL || parked == NULL || transfers == NULL) {
         free(conn);
         free(wanted);
+        free(offered);
+        free(parked);
         free(transfers);
         return NULL;
     }
     conn->server = server;
     conn->wsi = wsi;
     conn->wanted = wanted;
+    conn->offered = offered;
+    conn->parked = parked;
     conn->transfers = transfers;
     conn->transfers_max = transfers_max;
     conn->member = SY_NO_MEMBER;
@@ -138,9 +144,7 @@ void sy_conn_end(struct sy_conn *conn, int why, uint16_t close_code, const char 
     conn->state = SY_CONN_CLOSING;
     conn->close_code = close_code;
     snprintf(conn->close_text, sizeof conn->close_text, "%s", text);
-    conn->wanted_count = 0;
-    sy_blob_drop(conn->sending);
-    conn->sending = NULL;
+    sy_conn_drop_updates(conn);
     if (conn->wsi != NULL) {
         lws_set_timeout(conn->wsi, PENDING_TIMEOUT_USER_REASON_BASE, SY_CLOSE_SECONDS);
         lws_callback_on_writable(conn->wsi);
@@ -176,6 +180,8 @@ void sy_conn_closed(struct sy_conn *conn)
     server->conn_count--;
     free(conn->transfers);
     free(conn->wanted);
+    free(conn->offered);
+    free(conn->parked);
     free(conn);
 }
 

@@ -104,10 +104,13 @@ struct sy_conn {
     struct sy_control *first, *last;
     uint32_t control_count;
     size_t control_bytes;
-    bool *wanted; /* By local fragment: newer than what was sent, or begun to be. */
-    uint32_t wanted_count, wanted_next;
+    bool *wanted;  /* By local fragment: newer than what was sent, or begun to be. */
+    bool *offered; /* By local fragment: its version that is not durable yet has not been begun. */
+    uint32_t wanted_count, offered_count, next_local;
     struct sy_blob *sending;
     uint32_t sending_chunk;
+    struct sy_blob **parked; /* By local fragment: all sent but the last chunk, which waits until it is durable. */
+    uint32_t parked_count;
     struct sy_control *farewell; /* Goes out after everything else (STOP). */
     int64_t blocked_ns;          /* Since when the socket takes nothing; 0: it does. */
     uint64_t acked_bytes;        /* By the peer's TCP at the last look. */
@@ -148,22 +151,29 @@ uint64_t sy_tape_acked(const struct sy_conn *conn);
 /* --- transmit.c */
 void sy_conn_send(struct sy_conn *conn, const struct dl_wire_message *message);
 void sy_conn_send_last(struct sy_conn *conn, const struct dl_wire_message *message);
+/* It is to have the fragment's durable version. One that is under way is finished; an other one that waits to be durable is
+ * given up, and sent anew when it is its turn. */
 void sy_conn_want(struct sy_conn *conn, uint32_t local);
+/* The fragment's next version is there, but not durable: all but its last chunk may go. */
+void sy_conn_offer(struct sy_conn *conn, uint32_t local);
+/* Whatever of updates was under way or waits. */
+void sy_conn_drop_updates(struct sy_conn *conn);
 /* The socket takes more: writes one message. False: close now. */
 bool sy_conn_writeable(struct sy_conn *conn);
-bool sy_conn_has_nothing_to_send(const struct sy_conn *conn);
 void sy_conn_release_queues(struct sy_conn *conn);
 
 /* --- times.c ---------------------------------------------------------------------------------------------------------
  */
 
-enum sy_stage {                     /* Of a round, one after the other, but for encode, which is beside the commit. */
-                SY_STAGE_WAIT,      /* From the pull to the first push's announcement. */
-                SY_STAGE_TRANSFER,  /* Until the round was closed: pushes arrive; the grace window is in it. */
-                SY_STAGE_MERGE,     /* What the merge took. */
-                SY_STAGE_ENCODE,    /* Of the broadcast. */
-                SY_STAGE_COMMIT,    /* From the end of the merge until it was durable. */
-                SY_STAGE_BROADCAST, /* From the commit until the last receiver's last byte was given to its socket. */
+enum sy_stage {                /* Of a round, one after the other, but that encode and most of the broadcast are beside
+                                     * the commit. */
+                SY_STAGE_WAIT, /* From the pull to the first push's announcement. */
+                SY_STAGE_TRANSFER, /* Until the round was closed: pushes arrive; the grace window is in it. */
+                SY_STAGE_MERGE,    /* What the merge took. */
+                SY_STAGE_ENCODE,   /* Of the broadcast. */
+                SY_STAGE_COMMIT,   /* From the end of the merge until it was durable. */
+                SY_STAGE_HELD,     /* Of it: the last chunk alone was left to send to some receiver, and waited. */
+                SY_STAGE_BROADCAST, /* From when sending could begin until the last receiver's last byte was given to its socket. */
                 SY_STAGE_COUNT
 };
 #define SY_RECENT_ROUNDS 64
@@ -177,7 +187,10 @@ struct sy_spread {
 };
 
 const char *sy_stage_name(enum sy_stage stage);
-/* A version is committed and about to be sent. */
+/* A version can be sent, but for its last chunk; a connection has got so far with it. */
+void sy_times_offered(struct sy_server *server, uint32_t local);
+void sy_times_parked(struct sy_server *server, uint32_t local);
+/* A version is committed, so that all of it can be sent. */
 void sy_times_merged(struct sy_server *server, const struct sy_job *job);
 /* A connection has taken the last byte of it. */
 void sy_times_sent(struct sy_server *server, const struct sy_blob *blob);
@@ -190,11 +203,13 @@ bool sy_times_recent(const struct sy_server *server, enum sy_stage stage, struct
 struct sy_held_fragment {
     uint32_t fragment;    /* Index in the layout. */
     struct sy_blob *blob; /* Newest committed version; NULL: none yet. */
+    struct sy_blob *held; /* The one that comes after it, while it is being committed; or NULL. */
     struct sy_incoming *pushes;
     bool busy;           /* The merge thread has it. */
     uint64_t pull_round; /* The last one pulled, when first, and whether it asks for values rather than deltas. */
     int64_t pull_ns, arrival_ns, closed_ns; /* Pulled, first push announced, round closed. */
-    int64_t committed_ns, sent_ns;          /* Its blob; 0: not yet. */
+    int64_t begun_ns, sent_ns;              /* Sending of `blob`: from and until when; 0: not yet. */
+    int64_t offered_ns, parked_ns;          /* Of `held`, where it is or was; 0: not yet. */
     double stage_seconds[SY_STAGE_COUNT];   /* Of the last round. */
     bool pull_seed;
 };

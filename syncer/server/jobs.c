@@ -27,6 +27,20 @@ struct sy_job *sy_job_new(uint32_t inputs)
     return job;
 }
 
+struct sy_job *sy_job_copy(const struct sy_job *job, enum sy_job_report report)
+{
+    struct sy_job *copy = sy_job_new(0);
+    if (copy != NULL) {
+        copy->report = report;
+        copy->is_ledger = job->is_ledger;
+        copy->local = job->local;
+        copy->fragment = job->fragment;
+        copy->version = job->version;
+        copy->round = job->round;
+    }
+    return copy;
+}
+
 static bool copy_array(const void **array, size_t count, size_t size)
 {
     void *copy = malloc(count * size + 1);

@@ -6,6 +6,7 @@
  * the disk when the merge is done, and has the disk finish while the broadcast is encoded. So one fragment is committed
  * while the next is merged. Commits are made in the order of the jobs, small ones that wait together; the network thread
  * never waits for them: results are posted back, when a version is durable *and* encoded, and announced by a wake-up call.
+ * A version of several chunks that is encoded first is handed out at once, for all but its last chunk to be sent meanwhile.
  * A commit that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
  *
  * sy_jobs_submit and sy_jobs_result: network thread. */
@@ -34,7 +35,8 @@ struct sy_job_input { /* One participant's push; borrowed from the submitter unt
 
 /* Theta is kept twice for one fragment only: a merge writes to a spare array that then takes the old one's place. */
 enum sy_job_report {
-    SY_JOB_DONE,    /* Committed; `blob` is the submitter's. */
+    SY_JOB_ENCODED, /* Not durable: of `blob`, the submitter's, all but the last chunk may be sent. Not of every round. */
+    SY_JOB_DONE,    /* Committed; `blob` is the submitter's. NULL: it was handed out with SY_JOB_ENCODED. */
     SY_JOB_DELAYED, /* The commit cannot be made now; it is being tried again. `error` says why. */
     SY_JOB_FAILED,  /* It never will: end the process. */
 };
@@ -65,10 +67,9 @@ struct sy_job {
     struct sy_jobs *jobs;
     bool streams;            /* Its file is written while it is merged. */
     bool made, encoded;      /* Then the merge thread is done with the version; with the job. */
-    bool blob_needs_hash;    /* The blob's content hash is `hash`. */
+    bool settled;            /* The commit is made, or never will be. */
     const float *parameters; /* Of the new version, */
     uint64_t ready_bytes;    /* so much of them final. */
-    uint64_t hash;           /* Of the parameters, where it streams. */
     int64_t made_ns;
     struct dl_err encode_error;
     /* The result. */
@@ -77,7 +78,7 @@ struct sy_job {
     struct sy_merge_stats stats;
     int64_t merge_ns, encode_ns;
     int64_t commit_ns; /* From the end of the merge until it was durable; 0 where nothing is. */
-    int64_t held_ns;   /* From the end of the merge until it could be sent: durable and encoded. */
+    int64_t held_ns;   /* From the end of the merge until all of it could be sent: durable and encoded. */
     struct dl_err
         error; /* Of a task: its result. Of a round, with SY_JOB_DONE: a text says that the round changed nothing, and why. */
 };
@@ -110,7 +111,8 @@ struct sy_job *sy_job_new_ledger(const struct sy_ledger_changes *changes);
 void sy_job_free(struct sy_job *job);
 void sy_jobs_submit(struct sy_jobs *jobs, struct sy_job *job);
 
-/* The oldest report, or NULL. A SY_JOB_DELAYED report is a copy without inputs; the job itself follows once it is done.
+/* The oldest report, or NULL. A SY_JOB_ENCODED or SY_JOB_DELAYED report is a copy without inputs; the job itself follows once
+ * it is done.
  * The caller frees. */
 struct sy_job *sy_jobs_result(struct sy_jobs *jobs);
 

@@ -54,14 +54,8 @@ static bool wait_for_retry(struct sy_jobs *jobs, int64_t wait_ns)
 
 static void report_delay(struct sy_jobs *jobs, const struct sy_job *job, const struct dl_err *err)
 {
-    struct sy_job *report = sy_job_new(0);
+    struct sy_job *report = sy_job_copy(job, SY_JOB_DELAYED);
     if (report != NULL) {
-        report->report = SY_JOB_DELAYED;
-        report->is_ledger = job->is_ledger;
-        report->local = job->local;
-        report->fragment = job->fragment;
-        report->version = job->version;
-        report->round = job->round;
         report->error = *err;
         sy_jobs_post(jobs, report);
     }
@@ -96,9 +90,10 @@ static uint64_t wait_for_growth(struct sy_jobs *jobs, struct sy_job *job, uint64
     return ready;
 }
 
-static void wait_for_encoding(struct sy_jobs *jobs, const struct sy_job *job)
+static void wait_for_encoding(struct sy_jobs *jobs, struct sy_job *job)
 {
     pthread_mutex_lock(&jobs->lock);
+    job->settled = true;
     while (!job->encoded) {
         pthread_cond_wait(&jobs->moved, &jobs->lock);
     }
@@ -119,7 +114,6 @@ static enum dl_rc append_as_it_grows(struct sy_jobs *jobs, struct sy_job *job, s
         done += more;
     }
     if (rc == DL_OK) {
-        job->hash = sy_store_parameters_hash(draft);
         const float *parameters = NULL;
         (void)wait_for_growth(jobs, job, UINT64_MAX, &parameters); /* Then the optimiser's state is final, too. */
         rc = sy_store_append(draft, part->state, part->state_bytes, err);
@@ -201,9 +195,6 @@ static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, cons
         if (rc == DL_OK && job->encode_error.rc != DL_OK) {
             rc = job->encode_error.rc;
             err = &job->encode_error;
-        }
-        if (rc == DL_OK && job->blob_needs_hash) {
-            job->blob->content_hash = job->hash;
         }
     }
     job->report = rc == DL_OK ? SY_JOB_DONE : SY_JOB_FAILED;

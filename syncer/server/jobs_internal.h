@@ -51,6 +51,8 @@ void sy_job_append(struct sy_job_queue *queue, struct sy_job *job);
 struct sy_job *sy_job_take(struct sy_job_queue *queue); /* NULL: empty. */
 
 /* --- jobs.c: without --- */
+/* What a report beside the job itself says of it. NULL: no memory. */
+struct sy_job *sy_job_copy(const struct sy_job *job, enum sy_job_report report);
 void sy_jobs_post(struct sy_jobs *jobs, struct sy_job *job);
 static inline bool sy_job_is_round(const struct sy_job *job)
 {

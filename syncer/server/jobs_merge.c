@@ -114,29 +114,45 @@ static void make_version(struct sy_jobs *jobs, struct sy_job *job)
     pthread_mutex_unlock(&jobs->lock);
 }
 
+/* A version that is sent in one piece, or at once, is handed out with the job. A first state, too: nobody is to hear of a
+ * part of it. NULL also when there is no memory, which costs time only. */
+static struct sy_job *hand_out(const struct sy_jobs *jobs, const struct sy_job *job, const struct sy_blob *blob)
+{
+    bool can_begin = blob != NULL && blob->chunk_count > 1 && jobs->options.store != NULL && !job->seed;
+    return can_begin ? sy_job_copy(job, SY_JOB_ENCODED) : NULL;
+}
+
 /* Beside the commit. The job is the commit thread's afterwards. */
 static void encode_version(struct sy_jobs *jobs, struct sy_job *job)
 {
-    struct sy_blob_options options = {.fragment = job->fragment,
-                                      .version = job->version,
-                                      .round = sy_job_made_by(job),
-                                      .participants = job->seed ? 0 : job->input_count,
-                                      .codec = jobs->options.spec->sync.broadcast_compression};
-    /* The bytes are those that the store hashes. */
-    options.has_hash = job->streams && options.codec == DL_CODEC_NONE;
+    const struct sy_blob_options options = {.fragment = job->fragment,
+                                            .version = job->version,
+                                            .round = sy_job_made_by(job),
+                                            .participants = job->seed ? 0 : job->input_count,
+                                            .codec = jobs->options.spec->sync.broadcast_compression};
     struct sy_blob *blob = NULL;
     struct dl_err err = {.rc = DL_OK};
     int64_t begin = dl_now_ns();
     err.rc = sy_jobs_encode(jobs, &options, &jobs->parts[job->local], &blob, &err);
     int64_t end = dl_now_ns();
+    struct sy_job *early = hand_out(jobs, job, blob);
     pthread_mutex_lock(&jobs->lock);
+    bool is_early = early != NULL && !job->settled;
+    if (is_early) { /* Before the job's own report. */
+        early->blob = dl_take(blob);
+        sy_job_append(&jobs->results, early);
+    }
     job->blob = blob;
-    job->blob_needs_hash = options.has_hash;
     job->encode_error = err;
     job->encode_ns = end - begin;
     job->encoded = true;
     pthread_cond_signal(&jobs->moved);
     pthread_mutex_unlock(&jobs->lock);
+    if (is_early) {
+        jobs->wake(jobs->wake_context);
+    } else {
+        sy_job_free(early);
+    }
 }
 
 static void do_round(struct sy_jobs *jobs, struct sy_job *job)

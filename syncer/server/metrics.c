@@ -129,7 +129,7 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
 static void write_recent(const struct sy_server *server, struct dl_metrics *m)
 {
     dl_metrics_family(m, "diloco_round_recent_seconds", "gauge",
-                      "The last 64 rounds by stage: wait, transfer, merge, encode, commit, broadcast.");
+                      "The last 64 rounds by stage: wait, transfer, merge, encode, commit, held (of it), broadcast.");
     for (int stage = 0; stage < SY_STAGE_COUNT; stage++) {
         struct sy_spread spread;
         const char *name = sy_stage_name((enum sy_stage)stage);

@@ -233,7 +233,8 @@ static void take_done(struct sy_server *server, struct sy_job *job)
         server->saved[job->inputs[i].member].pending -= job->seed ? 0 : 1;
     }
     sy_blob_drop(state->blob);
-    state->blob = dl_take(job->blob);
+    state->blob = job->blob != NULL ? dl_take(job->blob) : dl_take(state->held);
+    state->blob->is_held = false;
     drop_round(server, job->local, job->round);
     server->counters.commits++;
     sy_times_merged(server, job);
@@ -255,9 +256,22 @@ static void take_done(struct sy_server *server, struct sy_job *job)
     sy_core_on_committed(server->core, server->now_ns, job->fragment, job->merge_ns, job->commit_ns);
 }
 
+/* Nobody hears of the version's end, and the core of nothing at all, before it is durable. */
+static void take_encoded(struct sy_server *server, struct sy_job *job)
+{
+    struct sy_held_fragment *state = &server->fragments[job->local];
+    state->held = dl_take(job->blob);
+    state->held->is_held = true;
+    sy_times_offered(server, job->local);
+    for (struct sy_conn *conn = server->conns; conn != NULL; conn = conn->next) {
+        sy_conn_offer(conn, job->local);
+    }
+}
+
 static void take_ledger(struct sy_server *server, struct sy_job *job)
 {
     switch (job->report) {
+    case SY_JOB_ENCODED: break;
     case SY_JOB_DONE: sy_core_on_ledger_durable(server->core, server->now_ns, job->ledger.serial); break;
     case SY_JOB_DELAYED:
         server->counters.commit_failures++;
@@ -281,6 +295,7 @@ void sy_server_take_results(struct sy_server *server)
             continue;
         }
         switch (job->report) {
+        case SY_JOB_ENCODED: take_encoded(server, job); break;
         case SY_JOB_DONE: take_done(server, job); break;
         case SY_JOB_DELAYED:
             server->counters.commit_failures++;

@@ -271,6 +271,7 @@ void sy_server_close_state(struct sy_server *server)
             sy_incoming_drop(server, server->fragments[i].pushes);
         }
         sy_blob_drop(server->fragments[i].blob);
+        sy_blob_drop(server->fragments[i].held);
     }
     sy_checkpoints_close(server);
     sy_buffers_free(server->buffers);

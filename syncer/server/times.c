@@ -7,7 +7,8 @@
 
 const char *sy_stage_name(enum sy_stage stage)
 {
-    static const char *const names[SY_STAGE_COUNT] = {"wait", "transfer", "merge", "encode", "commit", "broadcast"};
+    static const char *const names[SY_STAGE_COUNT] = {"wait",   "transfer", "merge",    "encode",
+                                                      "commit", "held",     "broadcast"};
     return names[stage];
 }
 
@@ -19,27 +20,50 @@ static void add(struct sy_server *server, struct sy_held_fragment *fragment, enu
     recent->seconds[recent->count++ % SY_RECENT_ROUNDS] = seconds;
 }
 
+void sy_times_offered(struct sy_server *server, uint32_t local)
+{
+    server->fragments[local].offered_ns = server->now_ns;
+}
+
+void sy_times_parked(struct sy_server *server, uint32_t local)
+{
+    struct sy_held_fragment *fragment = &server->fragments[local];
+    fragment->parked_ns = fragment->parked_ns == 0 ? server->now_ns : fragment->parked_ns;
+}
+
+/* For how long nothing but the commit kept a receiver from having the version: one of a single chunk waits as a whole. */
+static int64_t held_up(const struct sy_server *server, const struct sy_held_fragment *fragment,
+                       const struct sy_job *job)
+{
+    if (fragment->offered_ns == 0) {
+        return DL_MAX(job->commit_ns - job->encode_ns, 0);
+    }
+    return fragment->parked_ns == 0 ? 0 : server->now_ns - fragment->parked_ns;
+}
+
 void sy_times_merged(struct sy_server *server, const struct sy_job *job)
 {
     struct sy_held_fragment *fragment = &server->fragments[job->local];
     if (fragment->sent_ns > 0) { /* All of the version before that will ever be sent has been. */
-        add(server, fragment, SY_STAGE_BROADCAST, fragment->sent_ns - fragment->committed_ns);
+        add(server, fragment, SY_STAGE_BROADCAST, fragment->sent_ns - fragment->begun_ns);
     }
-    fragment->committed_ns = server->now_ns;
-    fragment->sent_ns = 0;
+    int64_t held_ns = held_up(server, fragment, job);
+    fragment->begun_ns = fragment->offered_ns > 0 ? fragment->offered_ns : server->now_ns;
+    fragment->sent_ns = fragment->offered_ns = fragment->parked_ns = 0;
     if (!job->seed) {
         add(server, fragment, SY_STAGE_WAIT, fragment->arrival_ns - fragment->pull_ns);
         add(server, fragment, SY_STAGE_TRANSFER, fragment->closed_ns - fragment->arrival_ns);
         add(server, fragment, SY_STAGE_MERGE, job->merge_ns);
         add(server, fragment, SY_STAGE_ENCODE, job->encode_ns);
         add(server, fragment, SY_STAGE_COMMIT, job->commit_ns);
+        add(server, fragment, SY_STAGE_HELD, held_ns);
     }
 }
 
 void sy_times_sent(struct sy_server *server, const struct sy_blob *blob)
 {
     struct sy_held_fragment *fragment = &server->fragments[sy_local_index(server, blob->fragment)];
-    if (fragment->blob == blob && fragment->committed_ns > 0) {
+    if (fragment->blob == blob && fragment->begun_ns > 0) {
         fragment->sent_ns = server->now_ns;
     }
 }

@@ -50,8 +50,42 @@ void sy_conn_send(struct sy_conn *conn, const struct dl_wire_message *message)
     lws_callback_on_writable(conn->wsi);
 }
 
+/* --- updates --------------------------------------------------------------------------------------------------------
+ */
+
+/* A version that is not durable: the receiver drops what it has of it when something else comes for the fragment. */
+static void give_up_held(struct sy_conn *conn, uint32_t local)
+{
+    if (conn->offered[local]) {
+        conn->offered[local] = false;
+        conn->offered_count--;
+    }
+    if (conn->parked[local] != NULL && conn->parked[local]->is_held) {
+        sy_blob_drop(dl_take(conn->parked[local]));
+        conn->parked_count--;
+    }
+    if (conn->sending != NULL && conn->sending->is_held &&
+        sy_local_index(conn->server, conn->sending->fragment) == local) {
+        sy_blob_drop(dl_take(conn->sending));
+    }
+}
+
+void sy_conn_drop_updates(struct sy_conn *conn)
+{
+    conn->wanted_count = conn->offered_count = conn->parked_count = 0;
+    sy_blob_drop(dl_take(conn->sending));
+    for (uint32_t i = 0; i < conn->server->fragment_count; i++) {
+        conn->wanted[i] = conn->offered[i] = false;
+        sy_blob_drop(dl_take(conn->parked[i]));
+    }
+}
+
+/* After it nothing is committed that anybody waits for. */
 void sy_conn_send_last(struct sy_conn *conn, const struct dl_wire_message *message)
 {
+    for (uint32_t i = 0; i < conn->server->fragment_count; i++) {
+        give_up_held(conn, i);
+    }
     free(conn->farewell);
     conn->farewell = conn->wsi == NULL ? NULL : encode(conn->server, message);
     if (conn->farewell != NULL) {
@@ -64,48 +98,75 @@ void sy_conn_want(struct sy_conn *conn, uint32_t local)
     if (conn->wsi == NULL || conn->state != SY_CONN_JOINED) {
         return;
     }
+    const struct sy_blob *blob = conn->server->fragments[local].blob;
+    give_up_held(conn, local); /* What has become durable is not. */
+    lws_callback_on_writable(conn->wsi);
+    if (blob != NULL && (conn->sending == blob || conn->parked[local] == blob)) {
+        return;
+    }
     if (conn->wanted[local]) {
         conn->server->counters.versions_skipped++;
         return;
     }
     conn->wanted[local] = true;
     conn->wanted_count++;
+}
+
+void sy_conn_offer(struct sy_conn *conn, uint32_t local)
+{
+    if (conn->wsi == NULL || conn->state != SY_CONN_JOINED || conn->farewell != NULL || conn->offered[local]) {
+        return;
+    }
+    conn->offered[local] = true;
+    conn->offered_count++;
     lws_callback_on_writable(conn->wsi);
 }
 
-/* Picks the next fragment that this connection lacks, in turn; its newest version, whatever it was when it was asked
- * for. */
-static bool begin_update(struct sy_conn *conn)
+/* What this connection lacks of a fragment: the durable version first, whatever it was when it was asked for. */
+static struct sy_blob *take_turn(struct sy_conn *conn, uint32_t local)
 {
-    struct sy_server *server = conn->server;
-    while (conn->wanted_count > 0) {
-        uint32_t local = conn->wanted_next;
-        conn->wanted_next = (local + 1) % server->fragment_count;
-        if (!conn->wanted[local]) {
-            continue;
-        }
+    const struct sy_held_fragment *fragment = &conn->server->fragments[local];
+    if (conn->wanted[local]) {
         conn->wanted[local] = false;
         conn->wanted_count--;
-        struct sy_blob *blob = server->fragments[local].blob;
-        if (blob == NULL) {
-            continue;
-        }
-        conn->sending = sy_blob_hold(blob);
-        conn->sending_chunk = 0;
-        struct dl_wire_message message = {.type = DL_WIRE_UPDATE};
-        message.as.update = (struct dl_wire_update){.transfer = blob->transfer,
-                                                    .fragment = blob->fragment,
-                                                    .version = blob->version,
-                                                    .round = blob->round,
-                                                    .codec = (uint8_t)blob->codec,
-                                                    .bytes = blob->bytes,
-                                                    .content_hash = blob->content_hash,
-                                                    .participants = blob->participants};
-        sy_conn_send(conn, &message);
-        return true;
+        return fragment->blob;
     }
-    return false;
+    if (conn->offered[local]) {
+        conn->offered[local] = false;
+        conn->offered_count--;
+        return fragment->held;
+    }
+    return NULL;
 }
+
+/* Picks the next fragment, in turn. */
+static void begin_update(struct sy_conn *conn)
+{
+    struct sy_blob *blob = NULL;
+    while (blob == NULL && conn->wanted_count + conn->offered_count > 0) {
+        blob = take_turn(conn, conn->next_local);
+        bool has_more = conn->wanted[conn->next_local] || conn->offered[conn->next_local];
+        conn->next_local = (conn->next_local + (has_more ? 0 : 1)) % conn->server->fragment_count;
+    }
+    if (blob == NULL) {
+        return;
+    }
+    conn->sending = sy_blob_hold(blob);
+    conn->sending_chunk = 0;
+    struct dl_wire_message message = {.type = DL_WIRE_UPDATE};
+    message.as.update = (struct dl_wire_update){.transfer = blob->transfer,
+                                                .fragment = blob->fragment,
+                                                .version = blob->version,
+                                                .round = blob->round,
+                                                .codec = (uint8_t)blob->codec,
+                                                .bytes = blob->bytes,
+                                                .content_hash = blob->content_hash,
+                                                .participants = blob->participants};
+    sy_conn_send(conn, &message);
+}
+
+/* --- writing --------------------------------------------------------------------------------------------------------
+ */
 
 static bool write_bytes(struct sy_conn *conn, uint8_t *bytes, size_t size)
 {
@@ -129,33 +190,67 @@ static bool write_control(struct sy_conn *conn)
     return written;
 }
 
+/* Of a version that is not durable the last chunk waits, and leaves its turn to others. */
 static bool write_chunk(struct sy_conn *conn)
 {
     size_t size;
-    uint8_t *frame = sy_blob_frame(conn->sending, conn->sending_chunk, &size);
+    struct sy_blob *blob = conn->sending;
+    uint8_t *frame = sy_blob_frame(blob, conn->sending_chunk, &size);
     bool written = write_bytes(conn, frame, size);
-    if (++conn->sending_chunk == conn->sending->chunk_count) {
-        sy_times_sent(conn->server, conn->sending);
-        sy_blob_drop(conn->sending);
-        conn->sending = NULL;
+    conn->sending_chunk++;
+    if (conn->sending_chunk == blob->chunk_count) {
+        sy_times_sent(conn->server, blob);
+        sy_blob_drop(dl_take(conn->sending));
+    } else if (blob->is_held && conn->sending_chunk == blob->chunk_count - 1) {
+        uint32_t local = sy_local_index(conn->server, blob->fragment);
+        conn->parked[local] = dl_take(conn->sending);
+        conn->parked_count++;
+        sy_times_parked(conn->server, local);
     }
     return written;
 }
 
-bool sy_conn_has_nothing_to_send(const struct sy_conn *conn)
+/* The first of those whose last chunk waited and has become durable; NULL: none. */
+static struct sy_blob **released(const struct sy_conn *conn)
 {
-    return conn->first == NULL && conn->sending == NULL && conn->wanted_count == 0 && conn->farewell == NULL;
+    for (uint32_t i = 0; conn->parked_count > 0 && i < conn->server->fragment_count; i++) {
+        if (conn->parked[i] != NULL && !conn->parked[i]->is_held) {
+            return &conn->parked[i];
+        }
+    }
+    return NULL;
+}
+
+static bool write_last_chunk(struct sy_conn *conn, struct sy_blob **parked)
+{
+    size_t size;
+    struct sy_blob *blob = dl_take(*parked);
+    conn->parked_count--;
+    uint8_t *frame = sy_blob_frame(blob, blob->chunk_count - 1, &size);
+    bool written = write_bytes(conn, frame, size);
+    sy_times_sent(conn->server, blob);
+    sy_blob_drop(blob);
+    return written;
+}
+
+static bool has_something_to_send(const struct sy_conn *conn)
+{
+    return conn->first != NULL || conn->sending != NULL || conn->wanted_count > 0 || conn->offered_count > 0 ||
+           conn->farewell != NULL || released(conn) != NULL;
 }
 
 bool sy_conn_writeable(struct sy_conn *conn)
 {
     conn->blocked_ns = 0;
     bool written = true;
-    if (conn->first == NULL && conn->sending == NULL && conn->state == SY_CONN_JOINED) {
+    struct sy_blob **finished = released(conn);
+    if (conn->first == NULL && conn->sending == NULL && finished == NULL && conn->state == SY_CONN_JOINED) {
         begin_update(conn);
     }
     if (conn->first != NULL) {
         written = write_control(conn);
+    } else if (finished != NULL && conn->state == SY_CONN_JOINED) {
+        written = write_last_chunk(conn, finished);
     } else if (conn->sending != NULL && conn->state == SY_CONN_JOINED) {
         written = write_chunk(conn);
     } else if (conn->farewell != NULL) {
@@ -171,7 +266,7 @@ bool sy_conn_writeable(struct sy_conn *conn)
                          strlen(conn->close_text));
         return false;
     }
-    if (!sy_conn_has_nothing_to_send(conn)) {
+    if (has_something_to_send(conn)) {
         conn->blocked_ns = conn->server->now_ns;
         lws_callback_on_writable(conn->wsi);
     }
@@ -189,6 +284,5 @@ void sy_conn_release_queues(struct sy_conn *conn)
     conn->control_count = 0;
     conn->control_bytes = 0;
     free(dl_take(conn->farewell));
-    sy_blob_drop(conn->sending);
-    conn->sending = NULL;
+    sy_conn_drop_updates(conn);
 }

@@ -1,15 +1,16 @@
 /* bench_durable: what being durable costs, and how soon rounds flow again after the syncer was killed.
  *
- *   commit_share              share of a round's time in which a version that is merged is held back until it is durable: from
- *                             the end of the merge to the end of the commit (while the broadcast is encoded, too, so that
- *                             this is more rather than less than what is lost), rounds of 8 learners x 100 MB; under 0.05
- *   durable_round_ratio       time of such a round / time of the same round of a syncer that keeps nothing, in turn in the same
- *                             run: what the commit costs the round anywhere, the merge beside which it writes included
+ *   commit_share              share of a round's time by which it takes longer than the same round of a syncer that keeps nothing,
+ *                             in turn in the same run: what being durable holds a round up by anywhere, the merge and the
+ *                             broadcast beside which it writes included, rounds of 8 learners x 100 MB; under 0.05
+ *   held_share                share of a round's time in which the last chunk alone was left to send to some learner, and waited
+ *                             for the commit
+ *   durable_round_ratio       the two rounds' times by each other
  *   restart_to_round_seconds  100 M parameters in four fragments: from SIGKILL, with the syncer started again at once, to the
  *                             next round at the learners; under 3. Their steps meanwhile are counted
  *   durable_long              10,000 rounds: disk beside the tape stays as it is, the tape grows by so much a round, memory
  *                             does not grow
- * bench_durable --commit measures the first two alone. Besides the usual results the first three go to build/results/durable.json. */
+ * bench_durable --commit measures the first three alone. Besides the usual results all but the last go to build/results/durable.json. */
 #include <dirent.h>
 #include <sys/stat.h>
 
@@ -34,24 +35,26 @@ static void note(const char *name, double value)
 }
 
 struct shared { /* Rounds of one kind, one entry a run. */
-    double round[RUNS], held[RUNS];
+    double round[RUNS], commit[RUNS], held[RUNS];
 };
 
 /* Means over the rounds that the bench has seen, seconds. */
-static void run_rounds(const struct rig_setup *setup, double *round, double *held)
+static void run_rounds(const struct rig_setup *setup, struct shared *shared, int run)
 {
     rig_start(&rig, setup);
     rig_wait_for_round(&rig, WARM_ROUNDS);
     uint64_t first = atomic_load(&rig.last_round);
     int64_t start = dl_now_ns();
     rig_wait_for_round(&rig, first + ROUNDS);
-    *round = (double)(dl_now_ns() - start) * 1e-9 / (double)(atomic_load(&rig.last_round) - first);
-    *held = rig_read_status(&rig).commit;
+    shared->round[run] = (double)(dl_now_ns() - start) * 1e-9 / (double)(atomic_load(&rig.last_round) - first);
+    struct rig_status status = rig_read_status(&rig);
+    shared->commit[run] = status.commit;
+    shared->held[run] = status.held;
     rig_stop(&rig);
 }
 
 static void commit_share(struct bench_report *report, const char *compression, const char *broadcast,
-                         const char *const names[2])
+                         const char *const names[3])
 {
     static struct shared shared[2];
     struct rig_setup setup = {.program = program,
@@ -65,19 +68,23 @@ static void commit_share(struct bench_report *report, const char *compression, c
     for (int run = 0; run < RUNS; run++) {
         for (int durable = 0; durable < 2; durable++) { /* In turn, so that both see the same machine. */
             setup.durable = durable == 1;
-            run_rounds(&setup, &shared[durable].round[run], &shared[durable].held[run]);
+            run_rounds(&setup, &shared[durable], run);
         }
     }
     double memory = bench_stats_of(shared[0].round, RUNS).median, round = bench_stats_of(shared[1].round, RUNS).median;
-    double held = bench_stats_of(shared[1].held, RUNS).median;
-    printf(
-        "8 x 100 MB, %s up, %s down: round %.0f ms, held up by the commit %.1f ms: %.1f %%; the same in memory alone "
-        "%.0f ms: %.1f %% less\n",
-        compression, broadcast, round * 1e3, held * 1e3, 100 * held / round, memory * 1e3, 100 * (1 - memory / round));
-    bench_add(report, names[0], held * 1e3, "ms", "round", held / round);
+    double held = bench_stats_of(shared[1].held, RUNS).median, commit = bench_stats_of(shared[1].commit, RUNS).median;
+    double share = 1 - memory / round;
+    printf("8 x 100 MB, %s up, %s down: round %.0f ms, in memory alone %.0f ms, %.1f %% less; commit %.1f ms, of which "
+           "the last "
+           "chunk waited %.1f ms, %.1f %%\n",
+           compression, broadcast, round * 1e3, memory * 1e3, 100 * share, commit * 1e3, held * 1e3,
+           100 * held / round);
+    bench_add(report, names[0], share * round * 1e3, "ms", "round", share);
+    bench_add(report, names[2], held * 1e3, "ms", "round", held / round);
     bench_add(report, names[1], round * 1e3, "ms", "round_in_memory", round / memory);
     if (strcmp(compression, "none") == 0) {
-        note("commit_share", held / round);
+        note("commit_share", share);
+        note("held_share", held / round);
         note("durable_round_ratio", round / memory);
     }
 }
@@ -195,8 +202,8 @@ int main(int argc, char **argv)
              path);
     program = path;
     build = folder[0] != '\0' ? folder : "build/release";
-    commit_share(&report, "none", "none", (const char *const[]){"commit_f32", "durable_round_f32"});
-    commit_share(&report, "int4", "bf16", (const char *const[]){"commit_int4", "durable_round_int4"});
+    commit_share(&report, "none", "none", (const char *const[]){"commit_f32", "durable_round_f32", "held_f32"});
+    commit_share(&report, "int4", "bf16", (const char *const[]){"commit_int4", "durable_round_int4", "held_int4"});
     if (argc < 2 || strcmp(argv[1], "--commit") != 0) {
         restart(&report);
         many_rounds(&report);

@@ -38,7 +38,7 @@ for _size in ("1m", "10m", "50m"):
     for _threads in ("1t", "2t"):
         goals(f"trainer_{_size}_{_threads}", ">=", 1.2, "tokens a second, to PyTorch eager")
         goals(f"trainer_{_size}_{_threads}_compiled", ">=", 1.0, "tokens a second, to torch.compile")
-goals("commit_f32", "<=", 0.05, "8 x 100 MB, from the end of a merge to its being durable, to the whole round")
+goals("commit_f32", "<=", 0.05, "8 x 100 MB, what a round takes longer for being durable, to the whole round")
 goals("fairness_64", ">=", 0.8, "64 learners x 10 MB: the slowest one's share of updates, to the mean")
 goals("control_p99_ms_64", "<=", 1.0, "99th percentile of a request to the syncer meanwhile, to 100 ms")
 goals("recovery_first_push", "<=", 2.0, "1 GiB over 1 Gbit/s: a joiner's first merged push, to the transfer of its state")

@@ -220,7 +220,7 @@ static inline void rig_get(const struct rig *rig, const char *path, char *text, 
 }
 
 struct rig_status {
-    double in, out, merge, commit; /* Bytes, seconds. */
+    double in, out, merge, commit, held; /* Bytes, seconds; held: median of the last rounds. */
 };
 
 static inline double rig_number_after(const char *text, const char *key)
@@ -235,10 +235,13 @@ static inline struct rig_status rig_read_status(const struct rig *rig)
     rig_get(rig, "/status", text, sizeof text);
     const char *times = strstr(text, "\"times\"");
     times = times == NULL ? "" : times;
+    const char *recent = strstr(text, "\"recent\"");
+    const char *held = recent == NULL ? NULL : strstr(recent, "\"held\"");
     return (struct rig_status){.in = rig_number_after(text, "\"bytesIn\":"),
                                .out = rig_number_after(text, "\"bytesOut\":"),
                                .merge = rig_number_after(times, "\"merge\":"),
-                               .commit = rig_number_after(times, "\"commit\":")};
+                               .commit = rig_number_after(times, "\"commit\":"),
+                               .held = held == NULL ? 0 : rig_number_after(held, "\"median\":")};
 }
 
 /* --- learners --------------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "lib"))
-from client import hash64  # noqa: E402
+from client import Learner, drive, floats, hash64, int8_blocks  # noqa: E402
 from durable import FILE_BLOCK_BYTES, note_figures  # noqa: E402
 from lib.ensemble import TEXT, Ensemble, Failure, check, main, manifest  # noqa: E402
 
@@ -242,5 +242,86 @@ def test_more_and_fewer_learners(build):
                 e.wait_exit(f"learner-{n}", 5, None)
 
 
+ROWS = 4096  # 4 MiB a fragment: four chunks.
+LAST = 1 << 20
+
+
+def scripted_learner(e):
+    return Learner(e.addresses[0], e.token, "test", [("a", [ROWS, 256]), ("b", [ROWS, 256])],
+                   delta=lambda fragment: int8_blocks([0.001] * 256) * ROWS,
+                   seed=lambda fragment: floats([float(fragment + 1)] * 256) * ROWS)
+
+
+def versions(e):
+    return {f["fragment"]: f["version"] for f in e.status()["fragments"]}
+
+
+def check_standstill(one, seconds, held):
+    """Time passes, messages pass: no more of a version that is not durable."""
+    beats = []
+    receive = one.receive
+
+    def listen(**options):
+        got = receive(**options)
+        beats.append(got[0])
+        return got
+    one.receive = listen
+    end = time.monotonic() + seconds
+    drive([one], lambda: time.monotonic() > end and beats.count("heartbeat") > 2, 20, "heartbeats")
+    one.receive = receive
+    check({u["version"]: len(u["data"]) for u in one.updates.values()} == {u["version"]: len(u["data"]) for u in held}, "it went on")
+
+
+def test_last_chunk_waits(build):
+    """Q7, S1: a version is sent while it becomes durable, but for its last chunk: nobody has it before, others' chunks and messages
+    pass by, whoever joins gets the durable one; and after a kill in that window it was never there."""
+    spec = {"fragments": 2, "interval": 2, "quorum": 1, "grace": {"mode": "none"}, "heartbeatSeconds": 0.2, "compression": "int8",
+            "merge": {"method": "mean", "embedding": "average", "weighting": "equal"}}
+    with Ensemble(build, job(**spec)) as e:
+        gate = e.folder / "gate"
+        start(e, {"LD_PRELOAD": str(fault_library(e.folder)), "FAULT_MODE": "stall", "FAULT_GATE": str(gate), "FAULT_SEED": "1",
+                  "FAULT_DIR": str(e.folder / "state-0")})
+        one = scripted_learner(e)
+        drive([one], lambda: one.has_all() and min(one.versions.values()) >= 2, 30, "rounds")
+
+        def stall():
+            gate.touch()
+            drive([one], lambda: len(one.updates) == 2 and all(len(u["data"]) == u["bytes"] - LAST for u in one.updates.values()), 30,
+                  "all of both fragments but the last chunk")
+            held = [dict(u) for u in one.updates.values()]
+            check(all(u["version"] == one.versions[u["fragment"]] + 1 == versions(e)[u["fragment"]] + 1 for u in held),
+                  f"{one.versions} {versions(e)}")
+            check_standstill(one, 0.5, held)
+            return held
+
+        held, before = stall(), dict(one.versions)
+        two = scripted_learner(e)
+        drive([one, two], two.has_all, 20, "what a joiner gets")
+        check(two.versions == before == one.versions, f"{two.versions}, {before} is durable")
+        check(two.values[0]["content_hash"] == one.values[0]["content_hash"], "of the same content")
+        gate.unlink()
+        drive([one, two], lambda: all(x.versions[f] > before[f] for x in (one, two) for f in (0, 1)), 20, "the rest, and all of it")
+        two.close()
+        seconds = e.status()["recent"]["held"]["max"]
+        check(seconds >= 0.5, f"held up for {seconds} s")
+
+        held, before, durable = stall(), dict(one.versions), dict(one.values)
+        e.signal("syncer-0", signal.SIGKILL)
+        e.wait_exit("syncer-0", 10, None)
+        gate.unlink()
+        drive([one], lambda: one.closed is not None, 10, "the end of the connection")
+        check(one.versions == before, "nothing came after")
+        tape = Tape(e.folder / "state-0")
+        check(tape.newest == before, f"{tape.newest} is durable, learners have {before}")
+        start(e)
+        three = scripted_learner(e)
+        drive([three], three.has_all, 20, "the durable state")
+        check(all(three.values[f]["version"] >= before[f] for f in (0, 1)), f"{three.versions} after {before}")
+        same = [three.values[f]["content_hash"] == durable[f]["content_hash"] for f in (0, 1) if three.versions[f] == before[f]]
+        check(same and all(same), f"{three.versions}: not what was served before")
+        drive([three], lambda: all(three.versions[f] > before[f] + 1 for f in (0, 1)), 20, "rounds")
+
+
 if __name__ == "__main__":
-    main([test_two_hundred_kills, test_failing_sync, test_full_disk_now_and_then, test_torn_writes, test_more_and_fewer_learners])
+    main([test_two_hundred_kills, test_failing_sync, test_full_disk_now_and_then, test_torn_writes, test_more_and_fewer_learners,
+          test_last_chunk_waits])

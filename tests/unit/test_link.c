@@ -787,6 +787,31 @@ static void test_half_an_update_is_gone_with_its_connection(void)
     end();
 }
 
+/* Q7: one that has been sent but for its last chunk, because it is not durable, is no version: nothing of it shows, nothing is
+ * taken for it, and it may be given up for an older one, or be sent again. */
+static void test_an_update_without_its_end_is_nothing(void)
+{
+    begin(1);
+    join(1);
+    uint64_t bytes = layout->fragments[0].padded_elements * 4, hash;
+    struct wk_spot spot;
+    /* Given up for an older one, sent again whole, overtaken. */
+    static const uint64_t half[] = {5, 5, 6}, whole[] = {4, 5, 7};
+    for (uint32_t i = 0; i < DL_COUNT_OF(half); i++) {
+        announce(0, 0, half[i], 9);
+        CU_ASSERT_EQUAL(wk_link_place(link_, now, 0, next_transfer, 0, (uint32_t)bytes - 1024, &spot), WK_PLACE_STORE);
+        CU_ASSERT_FALSE(wk_link_on_chunk(link_, now, 0, true, &hash));
+        train();
+        CU_ASSERT_EQUAL(applied, 0);
+        CU_ASSERT_EQUAL(state_of(0).version, i == 0 ? 1 : whole[i - 1]);
+        update(0, 0, whole[i], 10 + i);
+        train();
+        CU_ASSERT_EQUAL(applied, 1);
+        CU_ASSERT_EQUAL(state_of(0).version, whole[i]);
+    }
+    end();
+}
+
 static void expect_close(const char *text)
 {
     CU_ASSERT_EQUAL_FATAL(next_act(0), WK_ACT_CLOSE);
@@ -1916,6 +1941,7 @@ UNIT_MAIN("link", {"hello", test_hello_says_who_and_what_is_held},
           {"old updates", test_old_and_repeated_updates_are_skipped},
           {"two updates", test_complete_update_stays_while_a_newer_one_arrives},
           {"half an update", test_half_an_update_is_gone_with_its_connection},
+          {"Q7 an update without its end", test_an_update_without_its_end_is_nothing},
           {"protocol errors", test_what_breaks_the_protocol_ends_the_connection},
           {"content hash", test_content_hash_that_does_not_match_is_fetched_again},
           {"older versions", test_restarted_syncer_with_older_versions_is_followed},

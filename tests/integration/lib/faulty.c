@@ -2,6 +2,7 @@
  *
  *     FAULT_MODE=fsync  fsync and fdatasync fail with EIO
  *     FAULT_MODE=full   write and pwrite fail with ENOSPC, after half of it
+ *     FAULT_MODE=stall  fsync and fdatasync last as long as there is a file $FAULT_GATE, but not longer than a minute
  *     FAULT_MODE=cut    the power fails in a write: of what was written since each file's last sync, sectors are lost or torn
  *                       at random; the process is gone
  *
@@ -35,7 +36,7 @@ static struct range ranges[RANGES_MAX]; /* Not synced. */
 static size_t range_count;
 static uint64_t state;
 static double rate;
-static const char *mode, *folder;
+static const char *mode, *folder, *gate;
 static bool is_ready;
 
 static void set_up(void)
@@ -44,6 +45,7 @@ static void set_up(void)
         const char *rate_text = getenv("FAULT_RATE"), *seed = getenv("FAULT_SEED");
         mode = getenv("FAULT_MODE");
         folder = getenv("FAULT_DIR");
+        gate = getenv("FAULT_GATE");
         rate = rate_text == NULL ? 0 : strtod(rate_text, NULL);
         state = seed == NULL ? 1 : strtoull(seed, NULL, 10) * 2654435761u + 1;
         is_ready = true;
@@ -166,6 +168,10 @@ static int sync_fd(int fd, int (*real)(int))
 {
     if (fd < 0 || fd >= FDS_MAX || !watched[fd]) {
         return real(fd);
+    }
+    bool stalls = mode != NULL && strcmp(mode, "stall") == 0 && gate != NULL;
+    for (int waited_ms = 0; stalls && waited_ms < 60000 && access(gate, F_OK) == 0; waited_ms++) {
+        usleep(1000);
     }
     pthread_mutex_lock(&lock);
     bool fails = is_due("fsync");
