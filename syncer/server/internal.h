@@ -28,6 +28,7 @@
 #include "syncer/server/listen.h"
 #include "syncer/server/receive.h"
 #include "syncer/server/server.h"
+#include "syncer/server/turn.h"
 #include "syncer/store/store.h"
 
 #define SY_CONTROL_QUEUE_MAX 4096 /* Control messages waiting on one connection; more: it is too slow, closed. */
@@ -114,6 +115,7 @@ struct sy_conn {
     struct sy_control *farewell; /* Goes out after everything else (STOP). */
     int64_t blocked_ns;          /* Since when the socket takes nothing; 0: it does. */
     uint64_t acked_bytes;        /* By the peer's TCP at the last look. */
+    uint64_t turn_sent; /* See sy_turn. */
     uint64_t heartbeats;
     uint16_t close_code;
     char close_text[120];
@@ -261,6 +263,7 @@ struct sy_server {
     int listen_fd, health_fd, signal_fd;
     char address[SY_ADDRESS_MAX], health_address[SY_ADDRESS_MAX];
     lws_sorted_usec_list_t tick_timer;
+    struct sy_turn turn;
     bool ready, ended;
     bool leaving; /* Asked to: saves what is under way, then ends. */
     int64_t leave_deadline_ns;

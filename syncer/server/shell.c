@@ -33,6 +33,19 @@ static struct sy_server *server_of(struct lws *wsi)
 /* --- WebSocket ------------------------------------------------------------------------------------------------------
  */
 
+/* Control messages always go out; a chunk waits for a later turn when this one has been long. */
+static bool is_its_turn(struct sy_conn *conn)
+{
+    struct sy_server *server = conn->server;
+    if (conn->first != NULL || conn->sending == NULL ||
+        sy_turn_may_send(&server->turn, &conn->turn_sent, server->now_ns)) {
+        return true;
+    }
+    conn->blocked_ns = server->now_ns; /* The socket does take something. */
+    lws_callback_on_writable(conn->wsi);
+    return false;
+}
+
 static int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size)
 {
     struct sy_server *server = server_of(wsi);
@@ -54,7 +67,7 @@ static int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *
         break;
     case LWS_CALLBACK_SERVER_WRITEABLE:
         server->now_ns = dl_now_ns();
-        alive = session->conn == NULL || sy_conn_writeable(session->conn);
+        alive = session->conn == NULL || !is_its_turn(session->conn) || sy_conn_writeable(session->conn);
         break;
     case LWS_CALLBACK_CLOSED:
         server->now_ns = dl_now_ns();
@@ -392,6 +405,7 @@ static void loop(struct sy_server *server)
     sy_server_actions(server);
     schedule_tick(server);
     while (server->fatal.rc == DL_OK && !is_over(server)) {
+        sy_turn_begin(&server->turn);
         if (lws_service(server->context, 0) < 0) {
             dl_err_set(&server->fatal, DL_EIO, "the network loop failed");
         }

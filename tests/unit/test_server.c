@@ -16,6 +16,7 @@
 #include "syncer/server/blob.h"
 #include "syncer/server/listen.h"
 #include "syncer/server/receive.h"
+#include "syncer/server/turn.h"
 #include "tests/unit/unit.h"
 
 /* --- receiving ------------------------------------------------------------------------------------------------------
@@ -503,7 +504,67 @@ static void test_buffers_never_hold_more_than_was_used(void)
     sy_buffers_free(buffers);
 }
 
-UNIT_MAIN("server", {"buffers are used again", test_buffers_are_used_again},
+/* --- turns of the network loop --------------------------------------------------------------------------------------
+ */
+
+/* Each send takes a millisecond; returns how many of the connections sent in a turn. */
+static uint32_t run_turn(struct sy_turn *turn, uint64_t last[], uint32_t sent[], uint32_t count, int64_t *now_ns)
+{
+    uint32_t sends = 0;
+    sy_turn_begin(turn);
+    for (uint32_t i = 0; i < count; i++) {
+        if (sy_turn_may_send(turn, &last[i], *now_ns)) {
+            *now_ns += 1000000;
+            sent[i]++;
+            sends++;
+        }
+    }
+    return sends;
+}
+
+static void test_turns_are_short_and_fair(void)
+{
+    enum { many = 64 };
+    struct sy_turn turn = {0};
+    uint64_t last[many] = {0};
+    uint32_t sent[many] = {0};
+    int64_t now_ns = 1;
+    uint32_t turns = 0;
+    for (uint32_t sends = 0; sends < 10 * many; turns++) {
+        uint32_t now = run_turn(&turn, last, sent, many, &now_ns);
+        CU_ASSERT(now <= SY_TURN_NS / 1000000);
+        sends += now;
+        CU_ASSERT_FATAL(turns < 1000);
+    }
+    for (uint32_t i = 0; i < many; i++) {
+        CU_ASSERT(sent[i] >= 9 && sent[i] <= 11);
+    }
+    CU_ASSERT(turns <= 2 * 10 * many / 4); /* Hardly any turn goes by without a send. */
+    /* A few have all of it, every turn; and one that was away does not wait. */
+    struct sy_turn calm = {0};
+    uint64_t few[3] = {0};
+    uint32_t of_few[3] = {0};
+    for (uint32_t i = 0; i < 10; i++) {
+        CU_ASSERT_EQUAL(run_turn(&calm, few, of_few, i < 5 ? 2 : 3, &now_ns), i < 5 ? 2 : 3);
+    }
+    CU_ASSERT_EQUAL(of_few[0], 10);
+    CU_ASSERT_EQUAL(of_few[2], 5);
+}
+
+/* However long it is until somebody asks: the first one of a turn that is allowed to sends. */
+static void test_every_turn_gets_on(void)
+{
+    struct sy_turn turn = {0};
+    uint64_t last = 0;
+    for (uint32_t i = 1; i < 10; i++) {
+        sy_turn_begin(&turn);
+        CU_ASSERT(sy_turn_may_send(&turn, &last, i * 100 * SY_TURN_NS));
+        CU_ASSERT_FALSE(sy_turn_may_send(&turn, &last, i * 100 * SY_TURN_NS + SY_TURN_NS));
+    }
+}
+
+UNIT_MAIN("server", {"turns are short and fair", test_turns_are_short_and_fair},
+          {"every turn gets on", test_every_turn_gets_on}, {"buffers are used again", test_buffers_are_used_again},
           {"buffers never hold more than was used", test_buffers_never_hold_more_than_was_used},
           {"buffers of all sizes", test_buffers_of_all_sizes}, {"any cut gives the same", test_any_cut_gives_the_same},
           {"wrong lengths", test_wrong_lengths}, {"damage is noticed", test_damage_is_noticed},
