@@ -34,6 +34,7 @@ int main(int argc, char **argv)
 {
     static char path[512];
     struct bench_report report = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     rig_find_program(argv[0], "diloco-syncer", path, sizeof path);
     struct rig_setup setup = {.program = argc > 1 ? argv[1] : path,
                               .learners = LEARNERS,

@@ -1,7 +1,8 @@
 /* bench_start: how long a person waits for the first inner step, and what idle programs weigh.
  *
  * `diloco run` of a job like the demo's, from its exec to the first inner step of any learner, as the syncer's /status has it;
- * resident memory of a syncer with nobody connected; sizes of the programs. */
+ * resident memory of a syncer with nobody connected, and of a worker of that job that waits for its syncer, with the libraries
+ * and the data that it has in memory; sizes of the programs without debugging symbols. */
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <zlib.h>
@@ -9,7 +10,9 @@
 #include "tests/bench/syncer_rig.h"
 
 #define REPEATS 5
-#define LOOKS_MAX 6000 /* 5 ms apart. */
+#define LOOKS_MAX 6000     /* 5 ms apart. */
+#define IDLE_LOOKS_MAX 300 /* 100 ms apart. */
+#define IDLE_LOOKS_SAME 5
 #define TEXT_MB 40
 #define DEMO_DATA "/usr/share/dictd/gcide.dict.dz"
 
@@ -105,18 +108,70 @@ static double start_once(int number)
     return seconds;
 }
 
+/* As it is installed: without its debugging symbols. */
 static double size_mb(const char *name)
 {
-    char path[600];
+    char stripped[128], command[1024];
     struct stat info;
-    snprintf(path, sizeof path, "%s/%s", bin, name);
-    if (stat(path, &info) != 0) {
-        rig_fail(path);
+    snprintf(stripped, sizeof stripped, "%s/%s", folder, name);
+    snprintf(command, sizeof command, "strip -o '%s' '%s/%s'", stripped, bin, name);
+    if (system(command) != 0 || stat(stripped, &info) != 0) {
+        rig_fail(stripped);
     }
     return (double)info.st_size * 1e-6;
 }
 
-static double idle_mb(void)
+/* A socket that lets a peer connect and says nothing. */
+static int silent_listener(char endpoint[64])
+{
+    struct sockaddr_in local = {.sin_family = AF_INET};
+    local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof local;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(fd, (struct sockaddr *)&local, size) != 0 || listen(fd, 8) != 0 ||
+        getsockname(fd, (struct sockaddr *)&local, &size) != 0) {
+        rig_fail("bench: listen");
+    }
+    snprintf(endpoint, 64, "ws://127.0.0.1:%u", ntohs(local.sin_port));
+    return fd;
+}
+
+/* Memory of a worker that waits for its syncer, once it changes no more. */
+static double worker_idle_mb(void)
+{
+    char program[600], job[128], token[128], endpoint[64];
+    int listener = silent_listener(endpoint);
+    snprintf(program, sizeof program, "%s/diloco-worker", bin);
+    snprintf(job, sizeof job, "%s/job.yaml", folder);
+    snprintf(token, sizeof token, "%s/token", folder);
+    FILE *file = fopen(token, "w");
+    if (file == NULL || fputs("bench\n", file) < 0 || fclose(file) != 0) {
+        rig_fail(token);
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        execl(program, program, "learn", "--job", job, "--endpoints", endpoint, "--token-file", token, "--threads", "1",
+              "--log-level", "error", (char *)NULL);
+        _exit(127);
+    }
+    double mb = 0;
+    for (int i = 0, same = 0; i < IDLE_LOOKS_MAX && same < IDLE_LOOKS_SAME; i++) {
+        usleep(100000);
+        double now = rig_memory_mb(pid, "VmRSS:");
+        same = now > 0 && now == mb ? same + 1 : 0; /* 0: it has ended. */
+        mb = now;
+    }
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    close(listener);
+    if (mb <= 0) {
+        fprintf(stderr, "bench: %s ended before its syncer answered\n", program);
+        exit(1);
+    }
+    return mb;
+}
+
+static double syncer_idle_mb(void)
 {
     static struct rig rig;
     char program[600];
@@ -138,6 +193,7 @@ static double idle_mb(void)
 int main(int argc, char **argv)
 {
     struct bench_report report = {0};
+    setvbuf(stdout, NULL, _IOLBF, 0);
     rig_find_program(argv[0], "", bin, sizeof bin);
     if (argc > 1) {
         snprintf(bin, sizeof bin, "%s", argv[1]);
@@ -150,16 +206,17 @@ int main(int argc, char **argv)
     for (int i = 0; i < REPEATS; i++) {
         seconds[i] = start_once(i);
     }
+    struct bench_stats start = bench_stats_of(seconds, REPEATS);
+    double idle = syncer_idle_mb();
+    bench_add_spread(&report, "start_seconds", start, "s", "limit_1_s", start.median);
+    bench_add(&report, "syncer_idle_mb", idle, "MB", "limit_16_mb", idle / 16);
+    bench_add(&report, "worker_idle_mb", worker_idle_mb(), "MB", NULL, 0);
+    bench_add(&report, "syncer_binary_mb", size_mb("diloco-syncer"), "MB", NULL, 0);
+    bench_add(&report, "worker_binary_mb", size_mb("diloco-worker"), "MB", NULL, 0);
     char command[128];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     if (system(command) != 0) {
         return 1;
     }
-    struct bench_stats start = bench_stats_of(seconds, REPEATS);
-    double idle = idle_mb(), syncer = size_mb("diloco-syncer"), worker = size_mb("diloco-worker");
-    bench_add_spread(&report, "start_seconds", start, "s", "limit_1_s", start.median);
-    bench_add(&report, "syncer_idle_mb", idle, "MB", "limit_16_mb", idle / 16);
-    bench_add(&report, "syncer_binary_mb", syncer, "MB", NULL, 0);
-    bench_add(&report, "worker_binary_mb", worker, "MB", NULL, 0);
     return bench_write(&report, "build/results/start.json");
 }
