@@ -7,6 +7,13 @@
  * the yardstick is what one end of a plain TCP connection takes for a GB. Then, how long a round of 8 learners x 100 MB takes
  * (float32, and int4 up with bf16 down), against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8
  * processes, which needs every one of them at once. All of these take turns in one run: what waits for its turn is asleep.
+ *
+ * Plain TCP is a floor, not a round: 8 connections carry the pushes' bytes up, each into memory of its own, then the update's
+ * bytes down, out of one memory into eight, with a thread an end, so that both cores copy all the time. Connections and memory
+ * are as old as those of the round beside it, and CPU seconds are those of both ends, as a round's are those of syncer and
+ * learners. What a round does to the bytes (delta, encoding, checksums, masks, merge, outer step, decoding, two writes of an
+ * update) has no part in it, nor that one network thread serves all learners of a syncer.
+ *
  * PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
 #include <fcntl.h>
 #include <glob.h>
@@ -23,7 +30,7 @@
 
 #define LEARNERS 8
 #define TURNS 5
-#define ROUNDS_A_TURN 2
+#define ROUNDS_A_TURN 3
 #define FRAGMENT_BYTES UINT64_C(100000000)
 #define GLOO_SECONDS_MAX 60 /* For one answer; its start loads PyTorch nine times. */
 #define GLOO_END_SECONDS_MAX 5
