@@ -232,6 +232,9 @@ static void do_batch(struct sy_jobs *jobs, struct sy_job *batch)
         job->next = NULL;
         finish(jobs, job, rc, &err);
     }
+    if (jobs->options.store != NULL) {
+        sy_store_tidy(jobs->options.store); /* Now that nobody waits for it. */
+    }
 }
 
 /* What waits is committed together, as long as it is small: then syncing is most of the cost. Of large fragments the

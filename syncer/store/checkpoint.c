@@ -29,12 +29,13 @@ static enum dl_rc in_transaction(struct sy_store *store,
                                  enum dl_rc (*body)(struct sy_store *store, const void *arg, struct dl_err *err),
                                  const void *arg, struct dl_err *err)
 {
-    store->dropped_count = 0;
+    sy_store_remove_dropped(store); /* Of a commit before. */
     enum dl_rc rc = exec(store, "BEGIN IMMEDIATE", "starting a transaction", err);
     if (rc == DL_OK) {
         rc = sy_store_db_check_epoch(store, err);
         rc = sy_store_db_end(store, rc == DL_OK ? body(store, arg, err) : rc, err);
     }
+    store->dropped_count = rc == DL_OK ? store->dropped_count : 0;
     return rc;
 }
 

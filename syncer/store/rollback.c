@@ -104,7 +104,9 @@ static enum dl_rc revive(struct sy_store *store, uint64_t id, const struct dl_la
                                           .state_bytes = pinned.state_bytes,
                                           .totals = store->totals,
                                           .recovered = true};
-    return sy_store_commit(store, &again, 1, err);
+    rc = sy_store_commit(store, &again, 1, err);
+    sy_store_tidy(store);
+    return rc;
 }
 
 /* --- what survives -------------------------------------------------------------------------------------------------- */

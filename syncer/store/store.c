@@ -154,7 +154,9 @@ static enum dl_rc check_versions(struct sy_store *store, const struct sy_store_c
             return rc;
         }
         if (commits[i].version < newest.version) {
-            return dl_err_set(err, DL_EINVAL, "it is older than the newest, %" PRIu64, newest.version);
+            rc = sy_store_db_check_epoch(store, err); /* Whoever was overtaken by a successor hears of that. */
+            return rc != DL_OK ? rc
+                               : dl_err_set(err, DL_EINVAL, "it is older than the newest, %" PRIu64, newest.version);
         }
     }
     return DL_OK;
@@ -234,16 +236,16 @@ static void settle_files(struct sy_store *store, const struct sy_store_written *
     for (uint32_t i = 0; i < count; i++) {
         store->bytes += sy_store_file_bytes(store, written[i].file);
     }
-    sy_store_remove_dropped(store);
     forget_doubtful(store);
 }
 
-/* Takes the drafts. */
+/* Takes the drafts. What is kept no longer stays in store->dropped: removing a large file takes the disk a while. */
 static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
                                 struct dl_err *err)
 {
     struct sy_store_written written[SY_STORE_COMMITS_MAX];
     struct sy_store_draft *drafts[SY_STORE_COMMITS_MAX];
+    sy_store_remove_dropped(store); /* Of the commit before. */
     for (uint32_t i = 0; i < count; i++) {
         drafts[i] = commits[i].draft;
     }
@@ -262,6 +264,7 @@ static enum dl_rc commit_locked(struct sy_store *store, const struct sy_store_co
         return rc;
     }
     rc = sy_store_db_commit(store, commits, written, count, err);
+    store->dropped_count = rc == DL_OK ? store->dropped_count : 0; /* They are kept after all. */
     if (rc == DL_OK) {
         settle_files(store, written, count);
     } else if (rc == DL_EFULL || rc == DL_ECONFLICT) {
@@ -288,6 +291,13 @@ enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit 
                                     commits[0].version)
                       : dl_err_wrap(err, "committing fragments %" PRIu32 " to %" PRIu32, commits[0].fragment,
                                     commits[count - 1].fragment);
+}
+
+void sy_store_tidy(struct sy_store *store)
+{
+    pthread_mutex_lock(&store->lock);
+    sy_store_remove_dropped(store);
+    pthread_mutex_unlock(&store->lock);
 }
 
 enum dl_rc sy_store_save(struct sy_store *store, const struct sy_store_totals *totals,
@@ -325,6 +335,7 @@ static enum dl_rc load_older(struct sy_store *store, uint32_t fragment, void *pa
                                         .totals = store->totals,
                                         .recovered = true};
         rc = commit_locked(store, &again, 1, err);
+        sy_store_remove_dropped(store);
         if (rc == DL_OK) {
             *newest = older;
             newest->version = again.version;

@@ -251,9 +251,13 @@ void sy_store_abandon(struct sy_store_draft *draft); /* Its file goes. NULL is f
 
 /* Makes one version of each of `count` (1 .. SY_STORE_COMMITS_MAX) different fragments durable, all or none; the totals are
  * the last one's. DL_EFULL (no room) and DL_EIO: nothing happened, the same call may be made again. DL_ECONFLICT: a later
- * process has opened the store. A commit of a fragment's newest version again is a repeat and succeeds. */
+ * process has opened the store. A commit of a fragment's newest version again is a repeat and succeeds. Files of versions that
+ * are kept no longer are there until sy_store_tidy, or the next commit. */
 DL_MUST_CHECK enum dl_rc sy_store_commit(struct sy_store *store, const struct sy_store_commit *commits, uint32_t count,
                                          struct dl_err *err);
+
+/* Removes files of versions that are kept no longer: for large ones this takes the disk a while, and nobody has to wait. */
+void sy_store_tidy(struct sy_store *store);
 
 /* Makes totals, changed members and noted events durable without a version: the last word of a process. */
 DL_MUST_CHECK enum dl_rc sy_store_save(struct sy_store *store, const struct sy_store_totals *totals,

@@ -358,10 +358,18 @@ static inline struct sy_store_commit describe(uint32_t fragment, uint64_t versio
                                                .possible_ns = version * 800}};
 }
 
+static inline enum dl_rc commit_and_tidy(struct sy_store *store, const struct sy_store_commit *what, uint32_t count,
+                                         struct dl_err *err)
+{
+    enum dl_rc rc = sy_store_commit(store, what, count, err);
+    sy_store_tidy(store);
+    return rc;
+}
+
 static inline enum dl_rc commit(struct sy_store *store, uint32_t fragment, uint64_t version, struct dl_err *err)
 {
     struct sy_store_commit what = describe(fragment, version);
-    return sy_store_commit(store, &what, 1, err);
+    return commit_and_tidy(store, &what, 1, err);
 }
 
 /* Fragments 0 .. count - 1 at once; each with arrays of its own. */
@@ -377,7 +385,7 @@ static inline enum dl_rc commit_all(struct sy_store *store, uint32_t count, uint
         what[i].parameters = all_parameters[i];
         what[i].state = all_state[i];
     }
-    return sy_store_commit(store, what, count, err);
+    return commit_and_tidy(store, what, count, err);
 }
 
 static inline bool same_bytes(const void *a, const void *b, size_t size)

@@ -110,6 +110,7 @@ static void commit(struct sy_store *store, uint32_t fragment, uint64_t version)
                                         .parameters_bytes = sizeof parameters};
     struct dl_err err;
     CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &one, 1, &err), DL_OK);
+    sy_store_tidy(store);
 }
 
 static uint32_t files(void)
@@ -251,6 +252,7 @@ static void merge(struct sy_store *store, uint64_t version, const char *uid, uin
             .totals = {.next_round = 100 + version, .rounds_merged = 2 * version, .tokens = 50 * version}};
         struct dl_err err;
         CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &one, 1, &err), DL_OK);
+        sy_store_tidy(store);
     }
 }
 

@@ -339,6 +339,28 @@ static void test_nothing_good_is_refused(void)
     remove_dir();
 }
 
+/* What a commit replaces stays until somebody has the time, or the next commit. */
+static void test_old_files_wait_to_be_removed(void)
+{
+    new_dir();
+    struct dl_err err;
+    struct sy_store *store = reopen(NULL);
+    for (uint64_t version = 1; version <= 5; version++) {
+        struct sy_store_commit what = describe(0, version);
+        CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &what, 1, &err), DL_OK);
+        CU_ASSERT_EQUAL(count_files(".bin"), DL_MIN(version, SY_STORE_KEEP + 1));
+    }
+    fail_at = operations + 1;
+    struct sy_store_commit next = describe(0, 6);
+    CU_ASSERT_NOT_EQUAL(sy_store_commit(store, &next, 1, &err), DL_OK);
+    fail_at = 0;
+    sy_store_tidy(store);
+    CU_ASSERT_EQUAL(count_files(".bin"), SY_STORE_KEEP);
+    check_holds(store, 0, 5);
+    sy_store_close(store);
+    remove_dir();
+}
+
 /* A syncer that was paused finds that it has a successor. */
 static void test_stale_process_is_fenced(void)
 {
@@ -353,6 +375,7 @@ static void test_stale_process_is_fenced(void)
     check_holds(new, 0, 1);
     CU_ASSERT_EQUAL(commit(new, 0, 2, &err), DL_OK);
     CU_ASSERT_EQUAL(commit(old, 0, 3, &err), DL_ECONFLICT);
+    CU_ASSERT_EQUAL(commit(old, 0, 1, &err), DL_ECONFLICT); /* However far the successor has come. */
     sy_store_note(old, "leave", 1, 1, "u", 1, "its notes are not written either");
     sy_store_close(old);
     check_holds(new, 0, 2);
@@ -484,7 +507,7 @@ static enum dl_rc commit_seen(struct sy_store *store, uint64_t version, uint64_t
     who[0].lease = lease;
     who[0].cursor = cursor;
     what.participants = who;
-    return sy_store_commit(store, &what, 1, err);
+    return commit_and_tidy(store, &what, 1, err);
 }
 
 static struct sy_ledger_state read_ledger(struct sy_store *store)
@@ -668,7 +691,7 @@ UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_commit
           {"keeps two versions", test_keeps_two_versions}, {"io errors", test_io_errors}, {"full disk", test_full_disk},
           {"many at once", test_many_at_once}, {"opening fails cleanly", test_opening_fails_cleanly},
           {"damaged file falls back", test_damaged_file_falls_back},
-          {"nothing good is refused", test_nothing_good_is_refused},
+          {"nothing good is refused", test_nothing_good_is_refused}, {"old files", test_old_files_wait_to_be_removed},
           {"stale process is fenced", test_stale_process_is_fenced},
           {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape},
           {"J9 job in the tape", test_job_is_in_the_tape_where_it_changed},

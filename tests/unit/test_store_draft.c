@@ -61,7 +61,7 @@ static enum dl_rc commit_draft(struct sy_store *store, uint32_t fragment, uint64
     CU_ASSERT_EQUAL(sy_store_parameters_hash(draft), dl_hash64(parameters, sizeof parameters, 0));
     what.draft = draft;
     what.parameters = what.state = NULL; /* Not looked at. */
-    return sy_store_commit(store, &what, 1, err);
+    return commit_and_tidy(store, &what, 1, err);
 }
 
 /* Pieces of any size and address give the file that one piece gives. */
@@ -81,7 +81,7 @@ static void test_pieces(void)
             CU_ASSERT_EQUAL_FATAL(sy_store_begin(store, &content, &what.draft, &err), DL_OK);
             CU_ASSERT_EQUAL_FATAL(append(what.draft, large + shift, bytes, pieces[i], &err), DL_OK);
             CU_ASSERT_EQUAL_FATAL(append(what.draft, large_state + shift, bytes, pieces[i], &err), DL_OK);
-            CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &what, 1, &err), DL_OK);
+            CU_ASSERT_EQUAL_FATAL(commit_and_tidy(store, &what, 1, &err), DL_OK);
             store = reopen(store);
             DL_AUTO_FREE uint8_t *got = malloc(bytes), *got_state = malloc(bytes);
             struct sy_store_version version;
@@ -111,7 +111,7 @@ static void test_file_systems_without_direct_io(void)
         what.parameters = large;
         what.state = large_state;
         what.parameters_bytes = what.state_bytes = LARGE_BYTES;
-        CU_ASSERT_EQUAL(sy_store_commit(store, &what, 1, &err), DL_OK);
+        CU_ASSERT_EQUAL(commit_and_tidy(store, &what, 1, &err), DL_OK);
         CU_ASSERT(writes_back > 2); /* The disk is at work before the sync. */
         refuses_direct_at_opening = refuses_direct = false;
         store = reopen(store);
@@ -191,7 +191,7 @@ static void test_failing_disk_large(void)
             rc = rc == DL_OK ? append(what.draft, large, LARGE_BYTES, 1u << 20, &err) : rc;
             rc = rc == DL_OK ? append(what.draft, large_state, LARGE_BYTES, 8u << 20, &err) : rc;
             if (rc == DL_OK) {
-                rc = sy_store_commit(store, &what, 1, &err);
+                rc = commit_and_tidy(store, &what, 1, &err);
             } else {
                 sy_store_abandon(what.draft);
             }
