@@ -115,7 +115,7 @@ struct sy_conn {
     struct sy_control *farewell; /* Goes out after everything else (STOP). */
     int64_t blocked_ns;          /* Since when the socket takes nothing; 0: it does. */
     uint64_t acked_bytes;        /* By the peer's TCP at the last look. */
-    uint64_t turn_sent; /* See sy_turn. */
+    uint64_t turn_sent;          /* See sy_turn. */
     uint64_t heartbeats;
     uint16_t close_code;
     char close_text[120];
