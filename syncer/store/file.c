@@ -117,17 +117,25 @@ static enum dl_rc check_header(const uint8_t *header, uint32_t fragment, uint64_
     return DL_OK;
 }
 
+/* `*fd`, the caller's to close whatever is returned, is then behind the header. */
+static enum dl_rc open_header(struct sy_store *store, const char *path, int *fd, uint8_t header[SY_STORE_HEADER_BYTES],
+                              struct dl_err *err)
+{
+    *fd = store->ops->open(path, O_RDONLY | O_CLOEXEC, 0);
+    if (*fd < 0) {
+        return dl_err_errno(err, errno == ENOENT ? DL_ECORRUPT : DL_EIO, errno, "opening %s", path);
+    }
+    return read_all(store, *fd, header, SY_STORE_HEADER_BYTES, path, err);
+}
+
 enum dl_rc sy_store_file_state_bytes(struct sy_store *store, const char *name, uint32_t fragment, uint64_t version,
                                      uint64_t parameters_bytes, uint64_t *state_bytes, struct dl_err *err)
 {
     char path[SY_STORE_PATH_MAX];
-    sy_store_file_path(store, name, path);
-    DL_AUTO_FD int fd = store->ops->open(path, O_RDONLY | O_CLOEXEC, 0);
-    if (fd < 0) {
-        return dl_err_errno(err, errno == ENOENT ? DL_ECORRUPT : DL_EIO, errno, "opening %s", path);
-    }
     uint8_t header[SY_STORE_HEADER_BYTES];
-    enum dl_rc rc = read_all(store, fd, header, sizeof header, path, err);
+    DL_AUTO_FD int fd = -1;
+    sy_store_file_path(store, name, path);
+    enum dl_rc rc = open_header(store, path, &fd, header, err);
     if (rc == DL_OK) {
         rc = check_header(header, fragment, version, parameters_bytes, 0, path, err);
     }
@@ -142,13 +150,10 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
                               struct dl_err *err)
 {
     char path[SY_STORE_PATH_MAX];
-    sy_store_file_path(store, name, path);
-    DL_AUTO_FD int fd = store->ops->open(path, O_RDONLY | O_CLOEXEC, 0);
-    if (fd < 0) {
-        return dl_err_errno(err, errno == ENOENT ? DL_ECORRUPT : DL_EIO, errno, "opening %s", path);
-    }
     uint8_t header[SY_STORE_HEADER_BYTES];
-    enum dl_rc rc = read_all(store, fd, header, sizeof header, path, err);
+    DL_AUTO_FD int fd = -1;
+    sy_store_file_path(store, name, path);
+    enum dl_rc rc = open_header(store, path, &fd, header, err);
     if (rc == DL_OK) {
         rc = check_header(header, fragment, version, parameters_bytes, state_bytes, path, err);
     }
