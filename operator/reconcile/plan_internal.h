@@ -67,6 +67,20 @@ bool op_planner_add(struct op_planner *planner, enum op_change_type type, const 
 void op_planner_wake(struct op_planner *planner, int64_t at_ns);
 void op_planner_end(struct op_planner *planner, enum op_job_phase outcome, enum op_reason reason);
 
+/* plan_end.c */
+/* Whether the job is over by now, and with what result. */
+void op_planner_decide_end(struct op_planner *planner);
+/* Of a job that ends: learners and evaluator leave first, the syncers after them; is_over is set once nobody is left. */
+void op_planner_tear_down(struct op_planner *planner);
+/* The same order, for a job that is to rest. */
+void op_planner_suspend(struct op_planner *planner);
+/* One that was asked and does not go is killed after the grace period, where that is ours to do. */
+void op_planner_ask_or_kill(struct op_planner *planner, const struct op_slot *slot, enum op_reason reason);
+/* The budget is reached: what is there finishes, nobody else is started. */
+bool op_planner_is_last(const struct op_planner *planner);
+bool op_slot_is_up(const struct op_slot *slot); /* Observed, or started and expected. */
+uint32_t op_slots_up(const struct op_slot *slots, uint32_t count);
+
 /* plan_observe.c */
 void op_planner_observe(struct op_planner *planner, const struct op_instance *instances, uint32_t count);
 void op_planner_back_off(struct op_planner *planner, const struct op_limits *limits, struct op_slot *slot,
