@@ -6,6 +6,7 @@
 
 #include "common/enum_names.h"
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 
 #define IMBALANCE_MAX 0.03 /* Of the largest fragment over the mean, before tensors are split further. */
@@ -342,8 +343,8 @@ static enum dl_rc hash_layout(struct dl_layout *layout, enum dl_layout_kind kind
             const struct dl_slice *slice = &layout->slices[fragment->first_slice + i];
             uint64_t fields[5] = {f, slice->tensor, slice->tensor_offset, slice->count, slice->fragment_offset};
             uint8_t bytes[sizeof fields];
-            for (size_t b = 0; b < sizeof bytes; b++) {
-                bytes[b] = (uint8_t)(fields[b / 8] >> (8 * (b % 8)));
+            for (size_t k = 0; k < DL_COUNT_OF(fields); k++) {
+                dl_le_put(bytes + 8 * k, fields[k], 8);
             }
             hash = dl_hash64(bytes, sizeof bytes, hash);
         }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/layout.h"
+#include "common/le.h"
 #include "common/mem.h"
 
 #define FORMAT 1
@@ -99,9 +100,7 @@ enum dl_rc dl_tensors_check(const struct dl_tensor *tensors, uint32_t tensor_cou
 
 static uint8_t *put(uint8_t *at, uint64_t value, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i++) {
-        at[i] = (uint8_t)(value >> (8 * i));
-    }
+    dl_le_put(at, value, bytes);
     return at + bytes;
 }
 
@@ -161,11 +160,7 @@ static const uint8_t *take_bytes(struct reader *reader, size_t bytes)
 static uint64_t take(struct reader *reader, size_t bytes)
 {
     const uint8_t *at = take_bytes(reader, bytes);
-    uint64_t value = 0;
-    for (size_t i = 0; at != NULL && i < bytes; i++) {
-        value |= (uint64_t)at[i] << (8 * i);
-    }
-    return value;
+    return at == NULL ? 0 : dl_le_get(at, bytes);
 }
 
 static enum dl_rc decode_tensor(struct reader *reader, uint32_t index, struct dl_tensor *tensor, struct dl_err *err)

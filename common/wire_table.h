@@ -1,4 +1,4 @@
-/* The table of the wire messages' fields, from which both encoder and decoder (wire.c) work. Pure; part of dl_wire. */
+/* The table of the wire messages' fields, from which wire_encode.c and wire_decode.c work. Pure; part of dl_wire. */
 #ifndef DL_COMMON_WIRE_TABLE_H
 #define DL_COMMON_WIRE_TABLE_H
 

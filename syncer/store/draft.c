@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "syncer/store/internal.h"
 
@@ -27,20 +28,6 @@ struct sy_store_draft {
     uint8_t *stage;    /* What is no whole block yet, or not aligned. */
     size_t staged;
 };
-
-static void put_u32(uint8_t *out, uint32_t value)
-{
-    for (int i = 0; i < 4; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void put_u64(uint8_t *out, uint64_t value)
-{
-    for (int i = 0; i < 8; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
 
 /* Not every file system can do without its cache; that shows at the opening or at the first write. */
 static int open_file(struct sy_store_draft *draft)
@@ -181,16 +168,16 @@ enum dl_rc sy_store_draft_seal(struct sy_store_draft *draft, struct dl_err *err)
     uint8_t *header = draft->stage;
     memset(header, 0, SY_STORE_BLOCK_BYTES);
     memcpy(header, sy_store_magic, sizeof sy_store_magic);
-    put_u32(header + 8, SY_STORE_FORMAT);
-    put_u32(header + 12, content->fragment);
-    put_u64(header + 16, content->version);
-    put_u64(header + 24, content->round);
-    put_u64(header + 32, draft->store->epoch);
-    put_u64(header + 40, content->parameters_bytes);
-    put_u64(header + 48, content->state_bytes);
-    put_u64(header + 56, dl_hash_stream_result(&draft->parameters_hash));
-    put_u64(header + 64, dl_hash_stream_result(&draft->state_hash));
-    put_u64(header + SY_STORE_HASH_AT, dl_hash64(header, SY_STORE_HASH_AT, 0));
+    dl_le_put(header + 8, SY_STORE_FORMAT, 4);
+    dl_le_put(header + 12, content->fragment, 4);
+    dl_le_put(header + 16, content->version, 8);
+    dl_le_put(header + 24, content->round, 8);
+    dl_le_put(header + 32, draft->store->epoch, 8);
+    dl_le_put(header + 40, content->parameters_bytes, 8);
+    dl_le_put(header + 48, content->state_bytes, 8);
+    dl_le_put(header + 56, dl_hash_stream_result(&draft->parameters_hash), 8);
+    dl_le_put(header + 64, dl_hash_stream_result(&draft->state_hash), 8);
+    dl_le_put(header + SY_STORE_HASH_AT, dl_hash64(header, SY_STORE_HASH_AT, 0), 8);
     return write_at(draft, header, SY_STORE_BLOCK_BYTES, 0, err);
 }
 

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "syncer/store/internal.h"
 
@@ -33,20 +34,6 @@ const struct sy_store_ops sy_store_ops_real = {.open = real_open,
 enum dl_rc sy_store_rc_of_errno(int error)
 {
     return error == ENOSPC || error == EDQUOT ? DL_EFULL : DL_EIO;
-}
-
-static uint32_t get_u32(const uint8_t *bytes)
-{
-    uint32_t value = 0;
-    for (int i = 0; i < 4; i++) {
-        value |= (uint32_t)bytes[i] << (8 * i);
-    }
-    return value;
-}
-
-static uint64_t get_u64(const uint8_t *bytes)
-{
-    return get_u32(bytes) | (uint64_t)get_u32(bytes + 4) << 32;
 }
 
 void sy_store_file_name(struct sy_store *store, char out[SY_STORE_FILE_MAX], uint32_t fragment, uint64_t version)
@@ -86,7 +73,7 @@ static enum dl_rc read_all(struct sy_store *store, int fd, void *bytes, uint64_t
 static enum dl_rc skip_to_block(int fd, const uint8_t *header, const char *path, struct dl_err *err)
 {
     off_t at = lseek(fd, 0, SEEK_CUR);
-    if (at >= 0 && get_u32(header + 8) > 1) {
+    if (at >= 0 && dl_le_u32(header + 8) > 1) {
         at = lseek(fd, (at + SY_STORE_BLOCK_BYTES - 1) / SY_STORE_BLOCK_BYTES * SY_STORE_BLOCK_BYTES, SEEK_SET);
     }
     return at >= 0 ? DL_OK : dl_err_errno(err, DL_EIO, errno, "reading %s", path);
@@ -96,23 +83,24 @@ static enum dl_rc check_header(const uint8_t *header, uint32_t fragment, uint64_
                                uint64_t state_bytes, const char *path, struct dl_err *err)
 {
     if (memcmp(header, sy_store_magic, sizeof sy_store_magic) != 0 ||
-        get_u64(header + SY_STORE_HASH_AT) != dl_hash64(header, SY_STORE_HASH_AT, 0)) {
+        dl_le_get(header + SY_STORE_HASH_AT, 8) != dl_hash64(header, SY_STORE_HASH_AT, 0)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the header is damaged", path);
     }
-    if (get_u32(header + 8) < 1 || get_u32(header + 8) > SY_STORE_FORMAT) {
+    if (dl_le_u32(header + 8) < 1 || dl_le_u32(header + 8) > SY_STORE_FORMAT) {
         return dl_err_set(err, DL_EUNSUPPORTED, "%s has format %" PRIu32 ", this program reads up to %d", path,
-                          get_u32(header + 8), SY_STORE_FORMAT);
+                          dl_le_u32(header + 8), SY_STORE_FORMAT);
     }
-    if (get_u32(header + 12) != fragment || get_u64(header + 16) != version) {
+    if (dl_le_u32(header + 12) != fragment || dl_le_get(header + 16, 8) != version) {
         return dl_err_set(err, DL_ECORRUPT, "%s holds fragment %" PRIu32 " version %" PRIu64 ", not what its name says",
-                          path, get_u32(header + 12), get_u64(header + 16));
+                          path, dl_le_u32(header + 12), dl_le_get(header + 16, 8));
     }
-    if (get_u64(header + 40) != parameters_bytes || (get_u64(header + 48) != state_bytes && state_bytes > 0)) {
+    if (dl_le_get(header + 40, 8) != parameters_bytes ||
+        (dl_le_get(header + 48, 8) != state_bytes && state_bytes > 0)) {
         /* The header is whole: it is the job that has changed. */
         return dl_err_set(err, DL_EINVAL,
                           "%s holds %" PRIu64 "+%" PRIu64 " bytes, the job asks for %" PRIu64 "+%" PRIu64
                           " (was sync.outerOptimizer changed?)",
-                          path, get_u64(header + 40), get_u64(header + 48), parameters_bytes, state_bytes);
+                          path, dl_le_get(header + 40, 8), dl_le_get(header + 48, 8), parameters_bytes, state_bytes);
     }
     return DL_OK;
 }
@@ -140,7 +128,7 @@ enum dl_rc sy_store_file_state_bytes(struct sy_store *store, const char *name, u
         rc = check_header(header, fragment, version, parameters_bytes, 0, path, err);
     }
     if (rc == DL_OK) {
-        *state_bytes = get_u64(header + 48);
+        *state_bytes = dl_le_get(header + 48, 8);
     }
     return rc;
 }
@@ -172,10 +160,10 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
     if (rc != DL_OK) {
         return rc;
     }
-    if (dl_hash64(parameters, parameters_bytes, 0) != get_u64(header + 56)) {
+    if (dl_hash64(parameters, parameters_bytes, 0) != dl_le_get(header + 56, 8)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the parameters do not match their checksum", path);
     }
-    if (state != NULL && dl_hash64(state, state_bytes, 0) != get_u64(header + 64)) {
+    if (state != NULL && dl_hash64(state, state_bytes, 0) != dl_le_get(header + 64, 8)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the optimiser state does not match its checksum", path);
     }
     return DL_OK;

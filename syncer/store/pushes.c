@@ -9,28 +9,13 @@
 #include <sys/stat.h>
 
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "syncer/store/internal.h"
 
 #define HEAD_BYTES 24
 #define ENTRY_BYTES 32
 #define PUSHES_BYTES_MAX (UINT64_C(1) << 40)
-
-static void put(uint8_t *out, uint64_t value, unsigned bytes)
-{
-    for (unsigned i = 0; i < bytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static uint64_t get(const uint8_t *in, unsigned bytes)
-{
-    uint64_t value = 0;
-    for (unsigned i = 0; i < bytes; i++) {
-        value |= (uint64_t)in[i] << (8 * i);
-    }
-    return value;
-}
 
 static size_t head_bytes(uint32_t count)
 {
@@ -67,17 +52,17 @@ static void make_head(uint8_t *head, uint32_t fragment, uint64_t version, const 
                       uint32_t count)
 {
     memcpy(head, "DLCPUSH1", 8);
-    put(head + 8, fragment, 4);
-    put(head + 12, count, 4);
-    put(head + 16, version, 8);
+    dl_le_put(head + 8, fragment, 4);
+    dl_le_put(head + 12, count, 4);
+    dl_le_put(head + 16, version, 8);
     for (uint32_t i = 0; i < count; i++) {
         uint8_t *entry = head + HEAD_BYTES + (size_t)i * ENTRY_BYTES;
-        put(entry, pushes[i].nonce, 8);
-        put(entry + 8, pushes[i].codec, 8);
-        put(entry + 16, pushes[i].bytes, 8);
-        put(entry + 24, dl_hash64(pushes[i].encoded, pushes[i].bytes, 0), 8);
+        dl_le_put(entry, pushes[i].nonce, 8);
+        dl_le_put(entry + 8, pushes[i].codec, 8);
+        dl_le_put(entry + 16, pushes[i].bytes, 8);
+        dl_le_put(entry + 24, dl_hash64(pushes[i].encoded, pushes[i].bytes, 0), 8);
     }
-    put(head + head_bytes(count) - 8, dl_hash64(head, head_bytes(count) - 8, 0), 8);
+    dl_le_put(head + head_bytes(count) - 8, dl_hash64(head, head_bytes(count) - 8, 0), 8);
 }
 
 enum dl_rc sy_store_keep_pushes(struct sy_store *store, uint32_t fragment, uint64_t version,
@@ -136,19 +121,19 @@ static enum dl_rc read_file(const char *path, size_t *table_bytes, uint8_t **out
 
 static bool is_intact(const uint8_t *file, uint64_t size, uint32_t fragment, uint64_t version)
 {
-    uint32_t count = (uint32_t)get(file + 12, 4);
-    if (memcmp(file, "DLCPUSH1", 8) != 0 || get(file + 8, 4) != fragment || get(file + 16, 8) != version ||
+    uint32_t count = (uint32_t)dl_le_get(file + 12, 4);
+    if (memcmp(file, "DLCPUSH1", 8) != 0 || dl_le_get(file + 8, 4) != fragment || dl_le_get(file + 16, 8) != version ||
         count > size / ENTRY_BYTES || head_bytes(count) > size) {
         return false;
     }
-    if (get(file + head_bytes(count) - 8, 8) != dl_hash64(file, head_bytes(count) - 8, 0)) {
+    if (dl_le_get(file + head_bytes(count) - 8, 8) != dl_hash64(file, head_bytes(count) - 8, 0)) {
         return false;
     }
     uint64_t at = head_bytes(count);
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *entry = file + HEAD_BYTES + (size_t)i * ENTRY_BYTES;
-        uint64_t bytes = get(entry + 16, 8);
-        if (bytes > size - at || dl_hash64(file + at, bytes, 0) != get(entry + 24, 8)) {
+        uint64_t bytes = dl_le_get(entry + 16, 8);
+        if (bytes > size - at || dl_hash64(file + at, bytes, 0) != dl_le_get(entry + 24, 8)) {
             return false;
         }
         at += bytes;
@@ -173,13 +158,13 @@ enum dl_rc sy_store_read_pushes(const char *dir, uint32_t fragment, uint64_t ver
         return dl_err_set(err, DL_ECORRUPT, "%s is damaged or not whole", path);
     }
     struct sy_store_kept_push *pushes = (struct sy_store_kept_push *)(void *)memory;
-    *count = (uint32_t)get(file + 12, 4);
+    *count = (uint32_t)dl_le_get(file + 12, 4);
     uint64_t at = head_bytes(*count);
     for (uint32_t i = 0; i < *count; i++) {
         const uint8_t *entry = file + HEAD_BYTES + (size_t)i * ENTRY_BYTES;
-        pushes[i] = (struct sy_store_kept_push){.nonce = get(entry, 8),
-                                                .codec = (uint32_t)get(entry + 8, 4),
-                                                .bytes = get(entry + 16, 8),
+        pushes[i] = (struct sy_store_kept_push){.nonce = dl_le_get(entry, 8),
+                                                .codec = (uint32_t)dl_le_get(entry + 8, 4),
+                                                .bytes = dl_le_get(entry + 16, 8),
                                                 .encoded = file + at};
         at += pushes[i].bytes;
     }

@@ -6,6 +6,7 @@
 #include <zlib.h>
 
 #include "common/env.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "tests/unit/unit.h"
 #include "worker/data/data_stream.h"
@@ -293,23 +294,16 @@ static void test_damaged_gzip(void)
     CU_ASSERT_EQUAL(wk_gunzip("tail", packed, used + 1, UNPACKED_MAX, &out, &out_size, &err), DL_ECORRUPT);
 }
 
-static void put_u32(uint8_t *at, uint32_t value)
-{
-    for (int i = 0; i < 4; i++) {
-        at[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
 static const char *write_llmc(const char *name, uint32_t magic, uint32_t version, uint32_t promised, uint32_t width,
                               uint32_t held)
 {
     uint8_t bytes[WK_LLMC_HEADER_BYTES + 4096] = {0};
-    put_u32(bytes, magic);
-    put_u32(bytes + 4, version);
-    put_u32(bytes + 8, promised);
+    dl_le_put(bytes, magic, 4);
+    dl_le_put(bytes + 4, version, 4);
+    dl_le_put(bytes + 8, promised, 4);
     for (uint32_t i = 0; i < held; i++) {
         uint8_t token[4];
-        put_u32(token, 300 + i);
+        dl_le_put(token, 300 + i, 4);
         memcpy(bytes + WK_LLMC_HEADER_BYTES + (size_t)i * width, token, width);
     }
     return write_file(name, bytes, WK_LLMC_HEADER_BYTES + (size_t)held * width);

@@ -11,6 +11,7 @@
 #include "common/codec.h"
 #include "common/hash.h"
 #include "common/layout.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "common/wire.h"
 #include "syncer/server/blob.h"
@@ -262,9 +263,7 @@ static void test_sizes_are_capped(void)
     struct dl_err err;
     make_push_none(bytes, sizeof bytes);
     const uint32_t claimed = DL_WIRE_CONTROL_PAYLOAD_MAX + 1;
-    for (int i = 0; i < 4; i++) {
-        bytes[8 + i] = (uint8_t)(claimed >> (8 * i));
-    }
+    dl_le_put(bytes + 8, claimed, 4);
     struct sy_receive receive;
     struct seen seen;
     memset(&seen, 0, sizeof seen);

@@ -1,5 +1,6 @@
 /* sy_store: files of versions that are written while they are being computed, and how files are laid out. */
 #include "common/hash.h"
+#include "common/le.h"
 #include "tests/unit/store_rig.h"
 
 #define LARGE                                                                                                          \
@@ -280,13 +281,6 @@ static void test_torn_file_is_named(void)
     }
 }
 
-static void put(uint8_t *out, uint64_t value, int bytes)
-{
-    for (int i = 0; i < bytes; i++) {
-        out[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
 /* Files of format 1, whose parts follow one another, are read; those of a later one are refused. */
 static void test_older_format(void)
 {
@@ -296,16 +290,16 @@ static void test_older_format(void)
         fill(2, 7);
         uint8_t header[128] = {0};
         memcpy(header, "DLCSTATE", 8);
-        put(header + 8, format, 4);
-        put(header + 12, 2, 4);
-        put(header + 16, 7, 8);
-        put(header + 24, 70, 8);
-        put(header + 32, 1, 8);
-        put(header + 40, sizeof parameters, 8);
-        put(header + 48, sizeof state, 8);
-        put(header + 56, dl_hash64(parameters, sizeof parameters, 0), 8);
-        put(header + 64, dl_hash64(state, sizeof state, 0), 8);
-        put(header + 120, dl_hash64(header, 120, 0), 8);
+        dl_le_put(header + 8, format, 4);
+        dl_le_put(header + 12, 2, 4);
+        dl_le_put(header + 16, 7, 8);
+        dl_le_put(header + 24, 70, 8);
+        dl_le_put(header + 32, 1, 8);
+        dl_le_put(header + 40, sizeof parameters, 8);
+        dl_le_put(header + 48, sizeof state, 8);
+        dl_le_put(header + 56, dl_hash64(parameters, sizeof parameters, 0), 8);
+        dl_le_put(header + 64, dl_hash64(state, sizeof state, 0), 8);
+        dl_le_put(header + 120, dl_hash64(header, 120, 0), 8);
         char path[128];
         snprintf(path, sizeof path, "%s/fragment-old.bin", dir);
         FILE *file = fopen(path, "wb");

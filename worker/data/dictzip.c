@@ -7,6 +7,7 @@
 #include <string.h>
 #include <zlib.h>
 
+#include "common/le.h"
 #include "common/mem.h"
 
 /* RFC 1952; the subfield "RA" of the extra field is dictzip's table of chunks. */
@@ -34,11 +35,6 @@ struct dictzip {
 static uint32_t read_u16(const uint8_t *at)
 {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8;
-}
-
-static uint32_t read_u32(const uint8_t *at)
-{
-    return read_u16(at) | read_u16(at + 2) << 16;
 }
 
 /* The table of chunks in the extra field of `size` bytes. */
@@ -100,7 +96,7 @@ static bool place_chunks(struct dictzip *d, uint64_t bytes_max)
         at += read_u16(d->sizes + 2 * (size_t)i);
     }
     uint64_t end = d->packed_size - TRAILER_BYTES;
-    d->total = read_u32(d->packed + end + 4);
+    d->total = dl_le_u32(d->packed + end + 4);
     uint64_t most = (uint64_t)d->chunks * d->chunk_bytes;
     return at <= end && end - at <= LAST_BLOCK_MAX && d->total <= bytes_max && d->total <= most &&
            d->total > most - d->chunk_bytes;
@@ -167,7 +163,7 @@ static bool is_intact(const struct dictzip *d)
         size_t bytes = DL_MIN((size_t)d->chunk_bytes, d->total - from);
         checksum = crc32_combine(checksum, d->checksums[i], (z_off_t)bytes);
     }
-    return checksum == read_u32(d->packed + d->packed_size - TRAILER_BYTES);
+    return checksum == dl_le_u32(d->packed + d->packed_size - TRAILER_BYTES);
 }
 
 bool wk_dictzip_unpack(const uint8_t *packed, size_t packed_size, uint64_t bytes_max, uint8_t **out, size_t *out_size)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <zlib.h>
 
+#include "common/le.h"
 #include "common/mem.h"
 
 #define GZIP_WINDOW (15 + 16) /* Largest window, gzip's frame. */
@@ -30,8 +31,7 @@ static size_t first_capacity(const struct unpacking *u)
 {
     uint32_t hint = 0;
     if (u->packed_size > GZIP_TRAILER_BYTES) {
-        const uint8_t *tail = u->packed + u->packed_size - GZIP_TRAILER_BYTES;
-        hint = (uint32_t)tail[0] | (uint32_t)tail[1] << 8 | (uint32_t)tail[2] << 16 | (uint32_t)tail[3] << 24;
+        hint = dl_le_u32(u->packed + u->packed_size - GZIP_TRAILER_BYTES);
     }
     /* Deflate packs at most about 1:1032, so that a larger hint is a lie. */
     uint64_t possible = (uint64_t)u->packed_size * 1040;

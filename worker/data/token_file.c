@@ -12,15 +12,11 @@
 #include <unistd.h>
 
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 #include "worker/data/cache.h"
 #include "worker/data/dictzip.h"
 #include "worker/data/gunzip.h"
-
-static uint32_t read_u32(const uint8_t *bytes)
-{
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
-}
 
 static enum dl_rc open_error(struct dl_err *err, const char *path)
 {
@@ -71,7 +67,7 @@ static uint32_t header_token_bytes(const struct wk_token_file *file)
     if (file->size < WK_LLMC_HEADER_BYTES) {
         return 0;
     }
-    uint32_t magic = read_u32(file->bytes), version = read_u32(file->bytes + 4);
+    uint32_t magic = dl_le_u32(file->bytes), version = dl_le_u32(file->bytes + 4);
     if (magic == WK_LLMC_MAGIC_U16 && version == WK_LLMC_VERSION_U16) {
         return 2;
     }
@@ -87,7 +83,7 @@ static enum dl_rc take_header(struct wk_token_file *file, uint32_t wanted_bytes,
                           "uint%u; set it to uint%u or auto",
                           file->path, header_bytes * 8, wanted_bytes * 8, header_bytes * 8);
     }
-    uint64_t promised = read_u32(file->bytes + 8), held = (file->size - WK_LLMC_HEADER_BYTES) / header_bytes;
+    uint64_t promised = dl_le_u32(file->bytes + 8), held = (file->size - WK_LLMC_HEADER_BYTES) / header_bytes;
     if (promised > held || promised == 0) {
         return dl_err_set(err, DL_EINVAL,
                           "data file %s: its header promises %" PRIu64 " tokens, but %" PRIu64 " are there; copy "
@@ -232,7 +228,7 @@ static uint32_t token_at(const struct wk_token_file *file, uint64_t index)
     switch (file->token_bytes) {
     case 1: return at[0];
     case 2: return (uint32_t)at[0] | (uint32_t)at[1] << 8;
-    default: return read_u32(at);
+    default: return dl_le_u32(at);
     }
 }
 

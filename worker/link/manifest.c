@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/hash.h"
+#include "common/le.h"
 #include "common/mem.h"
 
 #define VERSION 1
@@ -50,9 +51,8 @@ struct writer {
 
 static void put(struct writer *writer, uint64_t value, unsigned bytes)
 {
-    for (unsigned i = 0; i < bytes; i++) {
-        *writer->at++ = (uint8_t)(value >> (8 * i));
-    }
+    dl_le_put(writer->at, value, bytes);
+    writer->at += bytes;
 }
 
 static void put_text(struct writer *writer, const char *text)
@@ -128,15 +128,12 @@ struct reader { /* `cut`: something was longer than what is there, or than it ma
 
 static uint64_t get(struct reader *reader, unsigned bytes)
 {
-    uint64_t value = 0;
     if (reader->left < bytes) {
         reader->cut = true;
         reader->left = 0;
         return 0;
     }
-    for (unsigned i = 0; i < bytes; i++) {
-        value |= (uint64_t)reader->at[i] << (8 * i);
-    }
+    uint64_t value = dl_le_get(reader->at, bytes);
     reader->at += bytes;
     reader->left -= bytes;
     return value;
