@@ -57,14 +57,7 @@ static void commit_share(struct bench_report *report, const char *compression, c
                          const char *const names[3])
 {
     static struct shared shared[2];
-    struct rig_setup setup = {.program = program,
-                              .learners = 8,
-                              .fragments = 1,
-                              .rows = 6250,
-                              .columns = 4000,
-                              .compression = compression,
-                              .broadcast = broadcast,
-                              .pause_us = 1000};
+    struct rig_setup setup = rig_setup_of_round(program, compression, broadcast);
     for (int run = 0; run < RUNS; run++) {
         for (int durable = 0; durable < 2; durable++) { /* In turn, so that both see the same machine. */
             setup.durable = durable == 1;

@@ -1,25 +1,26 @@
-/* bench_syncer: whole outer rounds through a real diloco-syncer, against raw TCP in the same run.
+/* bench_syncer: whole outer rounds through a real diloco-syncer, beside yardsticks in the same run.
  *
  *     syncer [PROGRAM [cost | rounds]]
  *     syncer --round int4 bf16 [ROUNDS]      such rounds only, for a profiler (docs/performance.md)
  *
  * First, what a round costs the syncer's process: CPU of network thread, merge and encoding, a GB moved in either direction;
  * the yardstick is what one end of a plain TCP connection takes for a GB. Then, how long a round of 8 learners x 100 MB takes
- * (float32, and int4 up with bf16 down), against plain TCP that moves the same bytes, and against Gloo's all-reduce between 8
- * processes, which needs every one of them at once. All of these take turns in one run: what waits for its turn is asleep.
+ * (float32, and int4 up with bf16 down), in turn with what it is compared with: what waits for its turn is asleep, connections
+ * and memory are as old as those of the round, and CPU seconds are those of all ends.
  *
  * Plain TCP is a floor, not a round: 8 connections carry the pushes' bytes up, each into memory of its own, then the update's
- * bytes down, out of one memory into eight, with a thread an end, so that both cores copy all the time. Connections and memory
- * are as old as those of the round beside it, and CPU seconds are those of both ends, as a round's are those of syncer and
- * learners. What a round does to the bytes (delta, encoding, checksums, masks, merge, outer step, decoding, two writes of an
- * update) has no part in it, nor that one network thread serves all learners of a syncer.
- *
- * PyTorch is taken from build/venv-compat when it is there (make bench-deps makes it), else Gloo is left out. */
-#include <fcntl.h>
+ * bytes down, out of one memory into eight, with a thread an end, so that both cores copy all the time. What a round does to
+ * the bytes has no part in it; on one host that shares two cores with the transfer, and cannot hide behind it as it does
+ * where learners have machines of their own.
+ * By hand (round_by_hand.h): the same with the work on the bytes that no round can do without: deltas, merge, outer step, copy
+ * into the parameters. What is left between it and a round are frames, checksums, masks, and that one thread serves all.
+ * Gloo (gloo_rounds.py): an all-reduce between 8 processes, which is a floor again, and the whole outer step as PyTorch's users
+ * write it, with SGD and with Nesterov's momentum (what the syncer's own round here takes). It needs all of them at once. */
 #include <glob.h>
-#include <poll.h>
 
 #include "common/codec.h"
+#include "tests/bench/gloo.h"
+#include "tests/bench/round_by_hand.h"
 #include "tests/bench/syncer_rig.h"
 
 #define WARM_ROUNDS 4
@@ -28,14 +29,8 @@
 #define ROUNDS_TO_LOOK_AT 20
 #define RAW_BYTES (UINT64_C(2) << 30)
 
-#define LEARNERS 8
 #define TURNS 5
 #define ROUNDS_A_TURN 3
-#define FRAGMENT_BYTES UINT64_C(100000000)
-#define GLOO_SECONDS_MAX 60 /* For one answer; its start loads PyTorch nine times. */
-#define GLOO_END_SECONDS_MAX 5
-/* By its whole path in argv[0], too: that is how Python finds its environment. */
-#define PYTHON "build/venv-compat/bin/python"
 #define CONNECTION_MB 2.5 /* The transport's buffers of one, beside the bound on a round's memory. */
 
 static const char *program;
@@ -96,215 +91,177 @@ static void cost(struct bench_report *report, const char *compression, bool dura
     bench_add(report, names[1], m.cpu_per_gb, "s/GB", "raw_tcp_one_end", m.cpu_per_gb / yardstick);
 }
 
-/* --- whole rounds beside plain TCP and Gloo -------------------------------------------------------------------------- */
-
-struct gloo {  /* pid 0: there is none. */
-    pid_t pid; /* Of its process group, too. */
-    FILE *orders, *answers;
-};
-
-/* A line of its answers, in time; false: none came. */
-static bool gloo_read(struct gloo *gloo, char *line, int size, int seconds)
-{
-    struct pollfd ready = {.fd = fileno(gloo->answers), .events = POLLIN};
-    return poll(&ready, 1, seconds * 1000) == 1 && fgets(line, size, gloo->answers) != NULL;
-}
-
-/* It ends with its orders; by force, with all of its workers, where it does not. */
-static void gloo_stop(struct gloo *gloo)
-{
-    char line[64];
-    if (gloo->pid > 0) {
-        fclose(gloo->orders);
-        while (gloo_read(gloo, line, sizeof line, GLOO_END_SECONDS_MAX)) {
-        }
-        kill(-gloo->pid, SIGKILL);
-        waitpid(gloo->pid, NULL, 0);
-        fclose(gloo->answers);
-    }
-    gloo->pid = 0;
-}
-
-static void gloo_start(struct gloo *gloo)
-{
-    int orders[2], answers[2];
-    char workers[16], elements[32], line[64];
-    *gloo = (struct gloo){0};
-    if (access(PYTHON, X_OK) != 0) {
-        printf("Gloo is left out: no build/venv-compat (make bench-deps)\n");
-        return;
-    }
-    /* No syncer that is started later may keep its orders open: their end is its end. */
-    if (pipe2(orders, O_CLOEXEC) != 0 || pipe2(answers, O_CLOEXEC) != 0) {
-        rig_fail("bench: pipe");
-    }
-    snprintf(workers, sizeof workers, "%d", LEARNERS);
-    snprintf(elements, sizeof elements, "%llu", (unsigned long long)(FRAGMENT_BYTES / sizeof(float)));
-    gloo->pid = fork();
-    if (gloo->pid == 0) {
-        setpgid(0, 0);
-        dup2(orders[0], STDIN_FILENO);
-        dup2(answers[1], STDOUT_FILENO);
-        execl(PYTHON, PYTHON, "tests/bench/gloo_all_reduce.py", workers, elements, (char *)NULL);
-        _exit(127);
-    }
-    setpgid(gloo->pid, gloo->pid);
-    close(orders[0]);
-    close(answers[1]);
-    gloo->orders = fdopen(orders[1], "w");
-    gloo->answers = fdopen(answers[0], "r");
-    if (gloo->pid < 0 || gloo->orders == NULL || gloo->answers == NULL) {
-        rig_fail("bench: Gloo");
-    }
-    if (!gloo_read(gloo, line, sizeof line, GLOO_SECONDS_MAX)) {
-        printf("Gloo is left out: it did not start (build/venv-compat/bin/python tests/bench/gloo_all_reduce.py 8 "
-               "1000)\n");
-        gloo_stop(gloo);
-    }
-}
-
-/* Of one repeat. */
-struct turn {
-    double seconds, cpu;
-};
-
-struct series {
-    uint32_t count;
-    double seconds[TURNS], cpu[TURNS];
-};
-
-static void keep(struct series *series, const char *name, struct turn turn)
-{
-    printf("  %s %.0f ms, %.2f CPU s;", name, turn.seconds * 1e3, turn.cpu);
-    series->seconds[series->count] = turn.seconds;
-    series->cpu[series->count++] = turn.cpu;
-}
-
-static struct turn gloo_turn(struct gloo *gloo)
-{
-    char line[64], *at = line;
-    fputs("\n", gloo->orders);
-    fflush(gloo->orders);
-    if (!gloo_read(gloo, line, sizeof line, GLOO_SECONDS_MAX)) {
-        kill(-gloo->pid, SIGKILL);
-        rig_fail("bench: Gloo did not answer");
-    }
-    struct turn turn = {.seconds = strtod(line, &at)};
-    turn.cpu = strtod(at, NULL);
-    return turn;
-}
-
-static struct turn raw_turn(const struct rig_raw_round *raw, uint64_t up, uint64_t down)
-{
-    struct turn turn;
-    turn.seconds = rig_raw_round(raw, up, down, &turn.cpu);
-    return turn;
-}
-
-/* CPU is that of syncer and learners. */
-static struct turn round_turn(struct rig *of)
-{
-    double cpu = rig_cpu_of_syncer(of) + rig_cpu_of_process();
-    int64_t start = dl_now_ns();
-    rig_run_rounds(of, ROUNDS_A_TURN);
-    return (struct turn){.seconds = (double)(dl_now_ns() - start) * 1e-9 / ROUNDS_A_TURN,
-                         .cpu = (rig_cpu_of_syncer(of) + rig_cpu_of_process() - cpu) / ROUNDS_A_TURN};
-}
+/* --- whole rounds beside yardsticks ---------------------------------------------------------------------------------- */
 
 enum { F32, INT4, FORMS };
 
 static const struct form {
-    const char *name, *compression, *broadcast, *beside_gloo, *memory;
-    uint64_t up, down;
+    const char *compression, *broadcast, *memory;
+    enum dl_codec up, down;
 } forms[FORMS] = {
-    [F32] = {"round_f32", "none", "none", "round_f32_gloo", "round_f32_memory", FRAGMENT_BYTES, FRAGMENT_BYTES},
-    [INT4] = {"round_int4", "int4", "bf16", "round_int4_gloo", "round_int4_memory",
-              FRAGMENT_BYTES / DL_BLOCK / sizeof(float) * (4 + DL_BLOCK / 2), FRAGMENT_BYTES / 2},
+    [F32] = {"none", "none", "round_f32_memory", DL_CODEC_NONE, DL_CODEC_NONE},
+    [INT4] = {"int4", "bf16", "round_int4_memory", DL_CODEC_INT4, DL_CODEC_BF16},
 };
 
-static struct bench_stats report_series(const char *name, struct series *series)
+enum kind { RAW_F32, RAW_INT4, BY_HAND, GLOO, GLOO_SGD, GLOO_NESTEROV, ROUND_F32, ROUND_INT4, KINDS };
+
+static struct series { /* One kind of round, an entry a turn. */
+    const char *name;
+    uint32_t count; /* 0: left out. */
+    double seconds[TURNS], cpu[TURNS];
+    struct bench_stats of_seconds, of_cpu;
+} series[KINDS] = {
+    [RAW_F32] = {.name = "raw_tcp_round"}, [RAW_INT4] = {.name = "raw_tcp_round_int4"},
+    [BY_HAND] = {.name = "by_hand"},       [GLOO] = {.name = "gloo_all_reduce"},
+    [GLOO_SGD] = {.name = "gloo_outer"},   [GLOO_NESTEROV] = {.name = "gloo_outer_nesterov"},
+    [ROUND_F32] = {.name = "round_f32"},   [ROUND_INT4] = {.name = "round_int4"},
+};
+
+static const struct figure { /* Our round, by its time and as a ratio to another one's. */
+    const char *name;
+    enum kind of, to;
+} figures[] = {
+    {"round_f32", ROUND_F32, RAW_F32},
+    {"round_int4", ROUND_INT4, ROUND_F32},
+    {"round_f32_by_hand", ROUND_F32, BY_HAND},
+    {"round_f32_gloo", ROUND_F32, GLOO},
+    {"round_int4_gloo", ROUND_INT4, GLOO},
+    {"round_f32_gloo_outer", ROUND_F32, GLOO_SGD},
+    {"round_int4_gloo_outer", ROUND_INT4, GLOO_SGD},
+    {"round_f32_gloo_nesterov", ROUND_F32, GLOO_NESTEROV},
+    {"round_int4_gloo_nesterov", ROUND_INT4, GLOO_NESTEROV},
+};
+
+static struct contest {
+    struct rig rigs[FORMS];
+    struct rig_raw_round raw;
+    struct by_hand by_hand;
+    struct gloo gloo;
+    double idle_mb[FORMS];
+} contest;
+
+static uint64_t encoded_bytes(enum dl_codec codec)
 {
-    struct bench_stats seconds = bench_stats_of(series->seconds, series->count);
-    struct bench_stats cpu = bench_stats_of(series->cpu, series->count);
-    printf("%-22s %7.1f ms (%.1f .. %.1f), %.2f CPU s (%.2f .. %.2f)\n", name, seconds.median * 1e3, seconds.min * 1e3,
-           seconds.max * 1e3, cpu.median, cpu.min, cpu.max);
-    return seconds;
+    return dl_codec_bytes(codec, contest.by_hand.elements);
+}
+
+static double raw_seconds(int form, double *cpu)
+{
+    return rig_raw_round(&contest.raw, encoded_bytes(forms[form].up), encoded_bytes(forms[form].down), cpu);
+}
+
+/* CPU is that of syncer and learners. */
+static double round_seconds(struct rig *of, double *cpu)
+{
+    double before = rig_cpu_of_syncer(of) + rig_cpu_of_process();
+    int64_t start = dl_now_ns();
+    rig_run_rounds(of, ROUNDS_A_TURN);
+    *cpu = (rig_cpu_of_syncer(of) + rig_cpu_of_process() - before) / ROUNDS_A_TURN;
+    return (double)(dl_now_ns() - start) * 1e-9 / ROUNDS_A_TURN;
+}
+
+static void take_turn(enum kind kind)
+{
+    double seconds = 0, cpu = 0;
+    bool is_gloo = kind == GLOO || kind == GLOO_SGD || kind == GLOO_NESTEROV;
+    if (is_gloo && contest.gloo.pid == 0) {
+        return;
+    }
+    switch (kind) {
+    case RAW_F32: seconds = raw_seconds(F32, &cpu); break;
+    case RAW_INT4: seconds = raw_seconds(INT4, &cpu); break;
+    case BY_HAND: seconds = by_hand_round(&contest.by_hand, &cpu); break;
+    case GLOO: seconds = gloo_run(&contest.gloo, "all_reduce", &cpu); break;
+    case GLOO_SGD: seconds = gloo_run(&contest.gloo, "sgd", &cpu); break;
+    case GLOO_NESTEROV: seconds = gloo_run(&contest.gloo, "nesterov", &cpu); break;
+    case ROUND_F32: seconds = round_seconds(&contest.rigs[F32], &cpu); break;
+    case ROUND_INT4: seconds = round_seconds(&contest.rigs[INT4], &cpu); break;
+    case KINDS: break;
+    }
+    struct series *to = &series[kind];
+    to->seconds[to->count] = seconds;
+    to->cpu[to->count++] = cpu;
+    printf("  %s %.0f ms, %.2f CPU s;", to->name, seconds * 1e3, cpu);
+}
+
+static void open_contest(void)
+{
+    struct rig_setup setup = rig_setup_of_round(program, "none", "none");
+    printf("starting: %u learners twice, plain TCP, a round by hand, Gloo\n", setup.learners);
+    gloo_start(&contest.gloo, setup.learners, (uint64_t)setup.rows * setup.columns);
+    by_hand_open(&contest.by_hand, setup.rows, setup.columns);
+    rig_raw_round_open(&contest.raw, setup.learners, encoded_bytes(DL_CODEC_NONE));
+    for (int f = 0; f < FORMS; f++) {
+        setup = rig_setup_of_round(program, forms[f].compression, forms[f].broadcast);
+        setup.held = true;
+        contest.idle_mb[f] = rig_start(&contest.rigs[f], &setup);
+        rig_run_rounds(&contest.rigs[f], ROUNDS_A_TURN); /* All memory has been used once. */
+    }
+    double cpu;
+    (void)raw_seconds(F32, &cpu);
+    (void)by_hand_round(&contest.by_hand, &cpu);
 }
 
 /* The bound on a round: (learners in the round x encoded fragment) + 3 x fragment, beside what connections and the idle
  * process take. */
-static void report_memory(struct bench_report *report, const struct form *form, double most_mb, double idle_mb)
+static void report_memory(struct bench_report *report, int form)
 {
+    const struct rig *of = &contest.rigs[form];
+    double most_mb = rig_memory_mb(of->pid, "VmHWM:"), learners = of->setup.learners;
     double bound_mb =
-        (LEARNERS * (double)form->up + 3 * (double)FRAGMENT_BYTES) * 1e-6 + LEARNERS * CONNECTION_MB + idle_mb;
-    printf("%-22s %7.1f MB at most; bound %.1f MB: %.2f%s\n", form->memory, most_mb, bound_mb, most_mb / bound_mb,
+        (learners * (double)encoded_bytes(forms[form].up) + 3 * (double)encoded_bytes(DL_CODEC_NONE)) * 1e-6 +
+        learners * CONNECTION_MB + contest.idle_mb[form];
+    printf("%-24s %7.1f MB at most; bound %.1f MB: %.2f%s\n", forms[form].memory, most_mb, bound_mb, most_mb / bound_mb,
            most_mb > bound_mb ? "  ABOVE ITS BOUND" : "");
-    bench_add(report, form->memory, most_mb, "MB", "bound", most_mb / bound_mb);
+    bench_add(report, forms[form].memory, most_mb, "MB", "bound", most_mb / bound_mb);
+}
+
+static void report_rounds(struct bench_report *report)
+{
+    printf("rounds of 8 x 100 MB, in turn:\n");
+    for (int k = 0; k < KINDS; k++) {
+        struct series *of = &series[k];
+        if (of->count > 0) {
+            of->of_seconds = bench_stats_of(of->seconds, of->count);
+            of->of_cpu = bench_stats_of(of->cpu, of->count);
+            printf("%-24s %7.1f ms (%.1f .. %.1f), %.2f CPU s (%.2f .. %.2f)\n", of->name, of->of_seconds.median * 1e3,
+                   of->of_seconds.min * 1e3, of->of_seconds.max * 1e3, of->of_cpu.median, of->of_cpu.min,
+                   of->of_cpu.max);
+            if (k != ROUND_F32 && k != ROUND_INT4) {
+                bench_add_spread(report, of->name, bench_scale(of->of_seconds, 1e3), "ms", NULL, 0);
+            }
+        }
+    }
+    for (size_t i = 0; i < DL_COUNT_OF(figures); i++) {
+        const struct figure *figure = &figures[i];
+        const struct series *of = &series[figure->of], *to = &series[figure->to];
+        if (to->count > 0) {
+            double ratio = of->of_seconds.median / to->of_seconds.median;
+            printf("%-24s %.2f of %s; by CPU seconds %.2f\n", figure->name, ratio, to->name,
+                   of->of_cpu.median / to->of_cpu.median);
+            bench_add_spread(report, figure->name, bench_scale(of->of_seconds, 1e3), "ms", to->name, ratio);
+        }
+    }
 }
 
 /* One fragment of 100 MB, everybody in every round. */
 static void whole_rounds(struct bench_report *report)
 {
-    static struct rig rigs[FORMS];
-    static struct series ours[FORMS], floors[FORMS], of_gloo;
-    struct bench_stats seconds[FORMS], floor[FORMS], gloo_seconds = {0};
-    double idle_mb[FORMS];
-    static struct rig_raw_round raw;
-    struct gloo gloo;
-    printf("starting: %d learners twice, plain TCP, Gloo\n", LEARNERS);
-    gloo_start(&gloo);
-    rig_raw_round_open(&raw, LEARNERS, FRAGMENT_BYTES);
-    for (int f = 0; f < FORMS; f++) {
-        struct rig_setup setup = {.program = program,
-                                  .learners = LEARNERS,
-                                  .fragments = 1,
-                                  .rows = 6250,
-                                  .columns = 4000,
-                                  .compression = forms[f].compression,
-                                  .broadcast = forms[f].broadcast,
-                                  .held = true,
-                                  .pause_us = 1000};
-        idle_mb[f] = rig_start(&rigs[f], &setup);
-        rig_run_rounds(&rigs[f], ROUNDS_A_TURN); /* All memory has been used once. */
-    }
-    (void)raw_turn(&raw, FRAGMENT_BYTES, FRAGMENT_BYTES);
+    open_contest();
     for (int turn = 0; turn < TURNS; turn++) {
-        if (gloo.pid > 0) {
-            keep(&of_gloo, "gloo", gloo_turn(&gloo));
-        }
-        for (int f = 0; f < FORMS; f++) {
-            keep(&floors[f], "raw TCP", raw_turn(&raw, forms[f].up, forms[f].down));
-            keep(&ours[f], forms[f].name, round_turn(&rigs[f]));
+        for (enum kind kind = 0; kind < KINDS; kind++) {
+            take_turn(kind);
         }
         putchar('\n');
     }
-    gloo_stop(&gloo);
-    rig_raw_round_close(&raw);
-    printf("rounds of %d x %.0f MB, in turn:\n", LEARNERS, (double)FRAGMENT_BYTES * 1e-6);
-    if (of_gloo.count > 0) {
-        gloo_seconds = report_series("gloo_all_reduce", &of_gloo);
-        bench_add_spread(report, "gloo_all_reduce", bench_scale(gloo_seconds, 1e3), "ms", NULL, 0);
-    }
+    report_rounds(report);
     for (int f = 0; f < FORMS; f++) {
-        floor[f] = report_series(f == F32 ? "raw_tcp_round_f32" : "raw_tcp_round_int4", &floors[f]);
-        seconds[f] = report_series(forms[f].name, &ours[f]);
-        printf("%-22s %.2f of plain TCP\n", forms[f].name, seconds[f].median / floor[f].median);
-        report_memory(report, &forms[f], rig_memory_mb(rigs[f].pid, "VmHWM:"), idle_mb[f]);
+        report_memory(report, f);
+        rig_stop(&contest.rigs[f]);
     }
-    double of_f32 = seconds[INT4].median / seconds[F32].median;
-    printf("%-22s %.2f of the f32 round\n", forms[INT4].name, of_f32);
-    bench_add_spread(report, forms[F32].name, bench_scale(seconds[F32], 1e3), "ms", "raw_tcp_round",
-                     seconds[F32].median / floor[F32].median);
-    bench_add_spread(report, forms[INT4].name, bench_scale(seconds[INT4], 1e3), "ms", "round_f32", of_f32);
-    for (int f = 0; f < FORMS; f++) {
-        if (of_gloo.count > 0) {
-            double ratio = seconds[f].median / gloo_seconds.median;
-            printf("%-22s %.2f of Gloo's all-reduce\n", forms[f].name, ratio);
-            bench_add_spread(report, forms[f].beside_gloo, bench_scale(seconds[f], 1e3), "ms", "gloo_all_reduce",
-                             ratio);
-        }
-        rig_stop(&rigs[f]);
-    }
+    gloo_stop(&contest.gloo);
+    by_hand_close(&contest.by_hand);
+    rig_raw_round_close(&contest.raw);
 }
 
 /* --- a round to look at ----------------------------------------------------------------------------------------------- */
@@ -344,14 +301,7 @@ static void look_at_round(const char *compression, const char *broadcast, uint64
     enum { most = 64 };
     static double before[2][most], after[2][most];
     static char names[2][most][16];
-    const struct rig_setup setup = {.program = program,
-                                    .learners = 8,
-                                    .fragments = 1,
-                                    .rows = 6250,
-                                    .columns = 4000,
-                                    .compression = compression,
-                                    .broadcast = broadcast,
-                                    .pause_us = 1000};
+    const struct rig_setup setup = rig_setup_of_round(program, compression, broadcast);
     rig_start(&rig, &setup);
     rig_wait_for_round(&rig, WARM_ROUNDS);
     const pid_t pids[] = {rig.pid, getpid()};

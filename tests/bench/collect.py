@@ -33,6 +33,9 @@ goals("round_f32", "<=", 1.3, "a round of 8 learners x 100 MB, to plain TCP that
 goals("round_int4", "<=", 0.45, "int4 pushes and bf16 broadcasts, to round_f32")
 goals("round_f32_gloo", "<=", 1.3, "round_f32 to Gloo's all-reduce of 8 x 100 MB")
 goals("round_int4_gloo", "<=", 1.0, "round_int4 to the same")
+goals("round_f32_by_hand", "<=", 1.3, "round_f32 to the same work written by hand over plain TCP: deltas, mean, outer step, copies")
+goals("round_f32_gloo_outer", "<=", 1.0, "round_f32 to DiLoCo's outer step in PyTorch: deltas, Gloo's all-reduce, SGD, copies")
+goals("round_int4_gloo_outer", "<=", 0.6, "round_int4 to the same")
 goals("merge_mean_1t merge_mean_2t merge_rda_1t merge_rda_2t", ">=", 0.85, "bytes a second of the merge, to reading memory")
 for _size in ("1m", "10m", "50m"):
     for _threads in ("1t", "2t"):

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -67,6 +68,33 @@ static inline void rig_fail(const char *what)
 static inline uint64_t rig_fragment_bytes(const struct rig_setup *setup)
 {
     return (uint64_t)setup->rows * setup->columns * sizeof(float);
+}
+
+/* The round that figures are given for: 8 learners, one fragment of 100 MB, everybody in every round, memory alone. */
+static inline struct rig_setup rig_setup_of_round(const char *program, const char *compression, const char *broadcast)
+{
+    return (struct rig_setup){.program = program,
+                              .learners = 8,
+                              .fragments = 1,
+                              .rows = 6250,
+                              .columns = 4000,
+                              .compression = compression,
+                              .broadcast = broadcast,
+                              .pause_us = 1000};
+}
+
+/* Memory that has been used before, in large pages where there are any, as the built-in trainer's is. */
+static inline void *rig_memory(uint64_t bytes)
+{
+    const uint64_t large = UINT64_C(2) << 20;
+    uint64_t rounded = (bytes + large - 1) / large * large;
+    uint8_t *memory = aligned_alloc(large, rounded);
+    if (memory == NULL) {
+        rig_fail("bench: memory");
+    }
+    (void)madvise(memory, rounded, MADV_HUGEPAGE);
+    memset(memory, 0, rounded);
+    return memory;
 }
 
 /* build/VARIANT/bench/NAME stands beside build/VARIANT/bin. */
@@ -289,7 +317,7 @@ static inline void *rig_learn(void *argument)
     for (uint32_t p = 0; p < s->fragments; p++) {
         const uint64_t shape[2] = {s->rows, s->columns};
         char name[8] = {(char)('a' + p), '\0'};
-        values[p] = dl_alloc_aligned(rig_fragment_bytes(s));
+        values[p] = rig_memory(rig_fragment_bytes(s));
         rig_must(diloco_register(d, name, values[p], 2, shape, DILOCO_WEIGHT, 0, &error), &error);
     }
     rig_must(diloco_join(d, &info, &error), &error);
@@ -427,16 +455,6 @@ static inline double rig_cpu_of_thread(void)
     getrusage(RUSAGE_THREAD, &usage);
     return (double)usage.ru_utime.tv_sec + (double)usage.ru_stime.tv_sec +
            (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
-}
-
-static inline uint8_t *rig_memory(uint64_t bytes)
-{
-    uint8_t *memory = dl_alloc_aligned(bytes);
-    if (memory == NULL) {
-        rig_fail("bench: memory");
-    }
-    memset(memory, 1, bytes);
-    return memory;
 }
 
 /* Moves `bytes` over a socket from or to its memory, which has been used before, and notes the CPU seconds that this took. */
