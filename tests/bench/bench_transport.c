@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "common/ws.h"
 #include "tests/bench/bench.h"
 #include "tests/unit/fake_syncer.h"
 #include "tests/unit/fake_tls.h"
 #include "worker/link/diloco.h"
-#include "worker/link/ws.h"
 
 #define ROWS 4096
 #define COLUMNS 4096 /* 64 MiB of float32 in one tensor: one fragment. */
@@ -62,8 +62,8 @@ static void append(uint8_t *out, size_t *used, const void *bytes, size_t size)
 
 static void append_frame(uint8_t *out, size_t *used, const uint8_t *payload, size_t size)
 {
-    uint8_t head[WK_WS_HEAD_MAX];
-    size_t length = wk_ws_head(WK_WS_BINARY, size, (const uint8_t[4]){0}, head) - 4;
+    uint8_t head[DL_WS_HEAD_MAX];
+    size_t length = dl_ws_head(DL_WS_BINARY, size, (const uint8_t[4]){0}, head) - 4;
     head[1] &= 0x7f; /* A server does not mask. */
     append(out, used, head, length);
     append(out, used, payload, size);
@@ -126,7 +126,7 @@ static bool peer_read(struct fake_conn *conn, uint64_t *chunk_bytes, struct dl_w
     if (!fake_read(conn, piece_memory, size)) {
         return false;
     }
-    wk_ws_mask(piece_memory, piece_memory, size, head + 2 + width, 0);
+    dl_ws_mask(piece_memory, piece_memory, size, head + 2 + width, 0);
     struct dl_wire_header header;
     return head[0] == 0x82 && dl_wire_header_decode(piece_memory, &header, NULL) == DL_OK &&
            dl_wire_decode(header.type, piece_memory + 24, size - 24, message, NULL) == DL_OK;

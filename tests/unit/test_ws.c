@@ -6,6 +6,7 @@
 #include "common/isa.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "common/ws.h"
 #include "tests/unit/unit.h"
 #include "worker/link/receive.h"
 #include "worker/link/ws.h"
@@ -25,7 +26,7 @@ static void check_masks(void)
         for (size_t phase = 0; phase < 5; phase++) {
             for (size_t size = 0; size <= most; size += size < 140 ? 1 : 23) {
                 memset(out, 0xa5, most + 2 * guard);
-                wk_ws_mask(out + guard - offset, in + offset, size, key, phase);
+                dl_ws_mask(out + guard - offset, in + offset, size, key, phase);
                 for (size_t i = 0; i < size; i++) {
                     CU_ASSERT_FATAL(out[guard - offset + i] == (in[offset + i] ^ key[(phase + i) % 4]));
                 }
@@ -34,9 +35,9 @@ static void check_masks(void)
         }
     }
     memcpy(out, in, most);
-    wk_ws_mask(out + 3, out + 3, most - 3, key, 2); /* In place, and back again. */
+    dl_ws_mask(out + 3, out + 3, most - 3, key, 2); /* In place, and back again. */
     CU_ASSERT(memcmp(out, in, most) != 0);
-    wk_ws_mask(out + 3, out + 3, most - 3, key, 2);
+    dl_ws_mask(out + 3, out + 3, most - 3, key, 2);
     CU_ASSERT_EQUAL(memcmp(out, in, most), 0);
     free(in);
     free(out);
@@ -56,86 +57,95 @@ static void test_masks_equal_the_naive_form_at_every_alignment(void)
 static void test_frame_heads(void)
 {
     static const uint8_t key[4] = {1, 2, 3, 4};
-    uint8_t head[WK_WS_HEAD_MAX];
-    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 125, key, head), 6);
+    uint8_t head[DL_WS_HEAD_MAX];
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 125, key, head), 6);
     CU_ASSERT_EQUAL(memcmp(head, "\x82\xfd\1\2\3\4", 6), 0);
-    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_PONG, 126, key, head), 8);
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_PONG, 126, key, head), 8);
     CU_ASSERT_EQUAL(memcmp(head, "\x8a\xfe\0\x7e\1\2\3\4", 8), 0);
-    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 65535, key, head), 8);
-    CU_ASSERT_EQUAL(wk_ws_head(WK_WS_BINARY, 65536, key, head), 14);
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 65535, key, head), 8);
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 65536, key, head), 14);
     CU_ASSERT_EQUAL(memcmp(head, "\x82\xff\0\0\0\0\0\1\0\0\1\2\3\4", 14), 0);
 }
 
 /* --- frames
  * ----------------------------------------------------------------------------------------------------------- */
 
-struct script { /* Bytes as a server sends them, and what they should turn into. */
+struct script { /* Bytes as a peer sends them. */
     uint8_t bytes[400000];
     size_t size;
 };
 static struct script script;
+static bool from_client; /* Frames are masked. */
 
 static void frame(unsigned first, const void *payload, size_t size)
 {
+    static uint8_t key[4] = {0x5a, 0x01, 0xff, 0x80};
+    uint8_t head[DL_WS_HEAD_MAX];
+    size_t length = dl_ws_head(DL_WS_BINARY, size, key, head);
     uint8_t *at = script.bytes + script.size;
-    size_t head = 2;
-    at[0] = (uint8_t)first;
-    if (size < 126) {
-        at[1] = (uint8_t)size;
-    } else if (size < 65536) {
-        at[1] = 126;
-        at[2] = (uint8_t)(size >> 8);
-        at[3] = (uint8_t)size;
-        head = 4;
-    } else {
-        at[1] = 127;
-        for (int i = 0; i < 8; i++) {
-            at[2 + i] = (uint8_t)((uint64_t)size >> (56 - 8 * i));
-        }
-        head = 10;
+    head[0] = (uint8_t)first;
+    if (!from_client) {
+        length -= sizeof key;
+        head[1] &= 0x7f;
     }
-    memcpy(at + head, payload, size);
-    script.size += head + size;
+    memcpy(at, head, length);
+    for (size_t i = 0; i < size; i++) {
+        at[length + i] = ((const uint8_t *)payload)[i] ^ (from_client ? key[i % 4] : 0);
+    }
+    script.size += length + size;
+    key[0] = (uint8_t)(key[0] * 7 + 3); /* Each frame has its own. */
+    key[3] ^= key[0];
 }
 
 struct heard {
     uint8_t data[400000];
     size_t size;
-    unsigned ends, pings, closes;
+    unsigned ends, pings, closes, close_code;
     bool broken;
     struct dl_err err;
 };
 static struct heard heard;
 
-static void parse(struct wk_ws_parser *parser, const uint8_t *bytes, size_t size)
+static void take_event(struct dl_ws_parser *parser, enum dl_ws_event event, const uint8_t *data, size_t size)
 {
-    for (;;) {
-        const uint8_t *data = NULL;
-        size_t used = 0, data_bytes = 0;
-        switch (wk_ws_parse(parser, bytes, size, &used, &data, &data_bytes, &heard.err)) {
-        case WK_WS_EVENT_MORE: CU_ASSERT_EQUAL_FATAL(used, size); return;
-        case WK_WS_EVENT_DATA:
-            CU_ASSERT_FATAL(data_bytes > 0 && data >= bytes && data + data_bytes <= bytes + size);
-            memcpy(heard.data + heard.size, data, data_bytes);
-            heard.size += data_bytes;
-            break;
-        case WK_WS_EVENT_END: heard.ends++; break;
-        case WK_WS_EVENT_CONTROL:
-            heard.pings += parser->opcode == WK_WS_PING && parser->control_bytes == 4;
-            heard.closes += parser->opcode == WK_WS_CLOSE;
-            break;
-        case WK_WS_EVENT_BROKEN: heard.broken = true; return;
-        }
-        CU_ASSERT_FATAL(used <= size);
-        bytes += used;
-        size -= used;
+    if (event == DL_WS_EVENT_DATA) {
+        memcpy(heard.data + heard.size, data, size);
+        heard.size += size;
     }
+    heard.ends += event == DL_WS_EVENT_END;
+    if (event == DL_WS_EVENT_CONTROL) {
+        heard.pings +=
+            parser->opcode == DL_WS_PING && parser->control_bytes == 4 && memcmp(parser->control, "ping", 4) == 0;
+        heard.closes += parser->opcode == DL_WS_CLOSE;
+        heard.close_code = parser->opcode == DL_WS_CLOSE ? dl_ws_close_code(parser) : heard.close_code;
+    }
+    heard.broken = event == DL_WS_EVENT_BROKEN;
 }
 
-static void listen_anew(struct wk_ws_parser *parser)
+/* From memory of exactly that size: the address sanitizer sees any access beyond. */
+static void parse(struct dl_ws_parser *parser, const uint8_t *bytes, size_t size)
 {
-    *parser = (struct wk_ws_parser){0};
-    heard.size = heard.ends = heard.pings = heard.closes = 0;
+    uint8_t *copy = malloc(size == 0 ? 1 : size), *at = copy;
+    memcpy(copy, bytes, size);
+    enum dl_ws_event event;
+    do {
+        uint8_t *data = NULL;
+        size_t used = 0, data_bytes = 0;
+        event = dl_ws_parse(parser, at, size, &used, &data, &data_bytes, &heard.err);
+        CU_ASSERT_FATAL(used <= size);
+        CU_ASSERT_FATAL(event != DL_WS_EVENT_MORE || used == size);
+        CU_ASSERT_FATAL(event != DL_WS_EVENT_DATA || (data_bytes > 0 && data >= at && data + data_bytes <= at + size));
+        take_event(parser, event, data, data_bytes);
+        at += used;
+        size -= used;
+    } while (event != DL_WS_EVENT_MORE && event != DL_WS_EVENT_BROKEN);
+    free(copy);
+}
+
+static void listen_anew(struct dl_ws_parser *parser)
+{
+    *parser = (struct dl_ws_parser){.message_max = WK_WS_MESSAGE_MAX, .from_client = from_client};
+    heard.size = heard.ends = heard.pings = heard.closes = heard.close_code = 0;
     heard.broken = false;
 }
 
@@ -166,6 +176,7 @@ static void expect_script(size_t payload)
     CU_ASSERT_EQUAL(heard.ends, 2);
     CU_ASSERT_EQUAL(heard.pings, 1);
     CU_ASSERT_EQUAL(heard.closes, 1);
+    CU_ASSERT_EQUAL(heard.close_code, 1000);
     for (size_t i = 0; i < payload; i++) {
         CU_ASSERT_FATAL(heard.data[i] == (uint8_t)(i * 13 + i / 256));
     }
@@ -173,126 +184,185 @@ static void expect_script(size_t payload)
 
 static void test_parser_at_every_split_point(void)
 {
-    struct wk_ws_parser parser;
+    struct dl_ws_parser parser;
     size_t payload;
-    write_script(&payload);
-    for (size_t split = 0; split <= script.size; split++) {
-        listen_anew(&parser);
-        parse(&parser, script.bytes, split);
-        parse(&parser, script.bytes + split, script.size - split);
-        expect_script(payload);
-    }
-    for (size_t piece = 1; piece < 40; piece++) {
-        listen_anew(&parser);
-        for (size_t at = 0; at < script.size; at += piece) {
-            parse(&parser, script.bytes + at, DL_MIN(piece, script.size - at));
+    for (int end = 0; end < 2; end++) {
+        from_client = end == 1;
+        write_script(&payload);
+        for (size_t split = 0; split <= script.size; split++) {
+            listen_anew(&parser);
+            parse(&parser, script.bytes, split);
+            parse(&parser, script.bytes + split, script.size - split);
+            expect_script(payload);
         }
-        expect_script(payload);
+        for (size_t piece = 1; piece < 40; piece++) {
+            listen_anew(&parser);
+            for (size_t at = 0; at < script.size; at += piece) {
+                parse(&parser, script.bytes + at, DL_MIN(piece, script.size - at));
+            }
+            expect_script(payload);
+        }
     }
 }
 
 /* The bulk path: payload that comes next for certain is received elsewhere, and only told to the parser. */
+static void receive_elsewhere(const uint8_t *bytes, uint8_t *into, size_t direct, bool skipped)
+{
+    struct dl_ws_parser parser;
+    listen_anew(&parser);
+    size_t elsewhere = 0;
+    for (size_t at = 0; at < script.size;) {
+        size_t next = (size_t)DL_MIN(dl_ws_payload_next(&parser), (uint64_t)direct);
+        if (next > 0 && skipped) {
+            dl_ws_skip(&parser, next);
+        } else if (next > 0) {
+            memcpy(into, script.bytes + at, next);
+            dl_ws_placed(&parser, into, next);
+            size_t start = heard.size + elsewhere; /* Of the messages' bytes, one after the other. */
+            start -= start >= 66500 ? 66500 : start >= 66000 ? 66000 : 0;
+            CU_ASSERT_EQUAL_FATAL(memcmp(into, bytes + start, next), 0);
+        }
+        elsewhere += next;
+        at += next;
+        size_t piece = DL_MIN((size_t)7, script.size - at);
+        parse(&parser, script.bytes + at, piece);
+        at += piece;
+    }
+    CU_ASSERT_FALSE(heard.broken);
+    CU_ASSERT_EQUAL(heard.size + elsewhere, 66510);
+    CU_ASSERT_EQUAL(heard.ends, 2);
+}
+
 static void test_payload_received_elsewhere(void)
 {
-    static uint8_t bytes[70000];
-    struct wk_ws_parser parser;
-    script.size = 0;
-    frame(0x02, bytes, 66000);
-    frame(0x80, bytes, 500);
-    frame(0x82, bytes, 10);
-    for (size_t direct = 1; direct < 66000; direct = direct * 3 + 1) {
-        listen_anew(&parser);
-        size_t at = 0, elsewhere = 0;
-        while (at < script.size) {
-            size_t next = (size_t)DL_MIN(wk_ws_payload_next(&parser), (uint64_t)direct);
-            if (next > 0) {
-                wk_ws_skip(&parser, next);
-                elsewhere += next;
-                at += next;
-            }
-            size_t piece = DL_MIN((size_t)7, script.size - at);
-            parse(&parser, script.bytes + at, piece);
-            at += piece;
+    static uint8_t bytes[70000], into[70000];
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (uint8_t)(i * 29 + i / 251);
+    }
+    for (int end = 0; end < 2; end++) {
+        from_client = end == 1;
+        script.size = 0;
+        frame(0x02, bytes, 66000);
+        frame(0x80, bytes, 500);
+        frame(0x82, bytes, 10);
+        for (size_t direct = 1; direct < 66000; direct = direct * 3 + 1) {
+            receive_elsewhere(bytes, into, direct, false);
+            receive_elsewhere(bytes, into, direct, true);
         }
-        CU_ASSERT_FALSE(heard.broken);
-        CU_ASSERT_EQUAL(heard.size + elsewhere, 66510);
-        CU_ASSERT_EQUAL(heard.ends, 2);
     }
 }
 
-static void expect_broken(const char *text)
+static void expect_broken(const char *text, enum dl_ws_code code)
 {
-    struct wk_ws_parser parser;
+    struct dl_ws_parser parser;
     listen_anew(&parser);
     parse(&parser, script.bytes, script.size);
     CU_ASSERT_TRUE(heard.broken);
     CU_ASSERT_PTR_NOT_NULL(strstr(heard.err.text, text));
+    CU_ASSERT_EQUAL(parser.fault, code);
     listen_anew(&parser);
     for (size_t i = 0; i < script.size && !heard.broken; i++) {
         parse(&parser, script.bytes + i, 1);
     }
     CU_ASSERT_TRUE(heard.broken);
+    CU_ASSERT_EQUAL(parser.fault, code);
 }
 
-static void raw(const void *bytes, size_t size)
+static void one_frame(unsigned first, const void *payload, size_t size)
 {
-    memcpy(script.bytes, bytes, size);
-    script.size = size;
+    script.size = 0;
+    frame(first, payload, size);
+}
+
+/* A head with a length of 16 or 64 bits that is written as told, and the key where there is one. */
+static void head_only(unsigned first, unsigned code, const void *length, size_t width)
+{
+    script.bytes[0] = (uint8_t)first;
+    script.bytes[1] = (uint8_t)(code | (from_client ? 0x80 : 0));
+    memcpy(script.bytes + 2, length, width);
+    memset(script.bytes + 2 + width, 0x77, from_client ? 4 : 0);
+    script.size = 2 + width + (from_client ? 4 : 0);
 }
 
 static void test_hostile_frames_are_refused(void)
 {
+    static const unsigned codes[] = {0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65535};
     static uint8_t bytes[300];
-    raw("\xc2\1x", 3);
-    expect_broken("reserved bits");
-    raw("\x82\x81\1\2\3\4x", 7);
-    expect_broken("masked");
-    raw("\x81\1x", 3);
-    expect_broken("not a binary");
-    raw("\x83\1x", 3);
-    expect_broken("not a binary");
-    raw("\x8b\1x", 3);
-    expect_broken("unknown control");
-    raw("\x80\1x", 3);
-    expect_broken("continuation of nothing");
-    raw("\x09\1x", 3);
-    expect_broken("split or too long");
-    raw("\x88\1x", 3);
-    expect_broken("half a code");
-    raw("\x82\x7e\0\x7d", 4);
-    expect_broken("shortest form");
-    raw("\x82\x7f\0\0\0\0\0\0\xff\xff", 10);
-    expect_broken("shortest form");
-    raw("\x82\x7f\xff\xff\xff\xff\xff\xff\xff\xff", 10);
-    expect_broken("shortest form");
-    raw("\x82\x7f\x7f\xff\xff\xff\xff\xff\xff\xff", 10);
-    expect_broken("too long");
-    script.size = 0;
-    frame(0x89, bytes, 126);
-    expect_broken("split or too long");
-    script.size = 0;
-    frame(0x02, bytes, 3);
-    frame(0x82, bytes, 3);
-    expect_broken("begins inside another");
+    for (int end = 0; end < 2; end++) {
+        from_client = end == 1;
+        for (unsigned bit = 0x10; bit <= 0x40; bit <<= 1) {
+            one_frame(0x82 | bit, "x", 1);
+            expect_broken("reserved bits", DL_WS_CODE_PROTOCOL);
+        }
+        one_frame(0x81, "x", 1);
+        expect_broken("not a binary", DL_WS_CODE_UNSUPPORTED);
+        for (unsigned opcode = 3; opcode < 8; opcode++) {
+            one_frame(0x80 | opcode, "x", 1);
+            expect_broken("not a binary", DL_WS_CODE_PROTOCOL);
+            one_frame(0x88 | opcode, "x", 1);
+            expect_broken("unknown control", DL_WS_CODE_PROTOCOL);
+        }
+        one_frame(0x80, "x", 1);
+        expect_broken("continuation of nothing", DL_WS_CODE_PROTOCOL);
+        for (unsigned opcode = 8; opcode <= 10; opcode++) {
+            one_frame(opcode, "xy", 2);
+            expect_broken("split or too long", DL_WS_CODE_PROTOCOL);
+            one_frame(0x80 | opcode, bytes, 126);
+            expect_broken("split or too long", DL_WS_CODE_PROTOCOL);
+        }
+        one_frame(0x88, "x", 1);
+        expect_broken("half a code", DL_WS_CODE_PROTOCOL);
+        for (size_t i = 0; i < DL_COUNT_OF(codes); i++) {
+            const uint8_t code[] = {(uint8_t)(codes[i] >> 8), (uint8_t)codes[i]};
+            one_frame(0x88, code, 2);
+            expect_broken("nobody may send", DL_WS_CODE_PROTOCOL);
+        }
+        head_only(0x82, 126, "\0\x7d", 2);
+        expect_broken("shortest form", DL_WS_CODE_PROTOCOL);
+        head_only(0x82, 127, "\0\0\0\0\0\0\xff\xff", 8);
+        expect_broken("shortest form", DL_WS_CODE_PROTOCOL);
+        head_only(0x82, 127, "\xff\xff\xff\xff\xff\xff\xff\xff", 8);
+        expect_broken("shortest form", DL_WS_CODE_PROTOCOL);
+        head_only(0x82, 127, "\x7f\xff\xff\xff\xff\xff\xff\xff", 8);
+        expect_broken("too long", DL_WS_CODE_TOO_LARGE);
+        script.size = 0;
+        frame(0x02, bytes, 3);
+        frame(0x82, bytes, 3);
+        expect_broken("begins inside another", DL_WS_CODE_PROTOCOL);
+    }
+}
+
+/* A client's frames are masked, a server's are not; either is told at once when it is the other way. */
+static void test_masks_are_demanded_of_clients_only(void)
+{
+    for (int end = 0; end < 2; end++) {
+        from_client = end == 0;
+        one_frame(0x82, "x", 1);
+        from_client = !from_client;
+        expect_broken(from_client ? "client's frame is not masked" : "server's frame is masked", DL_WS_CODE_PROTOCOL);
+    }
 }
 
 /* Each piece is small, together they would be more than any message: refused before they are taken. */
 static void test_endless_fragments_are_refused(void)
 {
     static uint8_t bytes[60000];
-    struct wk_ws_parser parser;
-    listen_anew(&parser);
-    size_t taken = 0;
-    for (int i = 0; i < 1000 && !heard.broken; i++) {
-        script.size = 0;
-        frame(i == 0 ? 0x02 : 0x00, bytes, sizeof bytes);
-        heard.size = 0;
-        parse(&parser, script.bytes, script.size);
-        taken += heard.size;
+    struct dl_ws_parser parser;
+    for (int end = 0; end < 2; end++) {
+        from_client = end == 1;
+        listen_anew(&parser);
+        size_t taken = 0;
+        for (int i = 0; i < 1000 && !heard.broken; i++) {
+            one_frame(i == 0 ? 0x02 : 0x00, bytes, sizeof bytes);
+            heard.size = 0;
+            parse(&parser, script.bytes, script.size);
+            taken += heard.size;
+        }
+        CU_ASSERT_TRUE(heard.broken);
+        CU_ASSERT_EQUAL(parser.fault, DL_WS_CODE_TOO_LARGE);
+        CU_ASSERT(taken <= WK_WS_MESSAGE_MAX);
+        CU_ASSERT(taken > WK_WS_MESSAGE_MAX - sizeof bytes);
     }
-    CU_ASSERT_TRUE(heard.broken);
-    CU_ASSERT(taken <= WK_WS_MESSAGE_MAX);
-    CU_ASSERT(taken > WK_WS_MESSAGE_MAX - sizeof bytes);
 }
 
 static void test_random_bytes_never_break_the_parser(void)
@@ -301,17 +371,15 @@ static void test_random_bytes_never_break_the_parser(void)
     dl_rng_init(&rng, 3, dl_rng_stream("ws", 0, 0));
     unsigned broken = 0, ends = 0;
     for (int round = 0; round < 4000; round++) {
-        struct wk_ws_parser parser;
+        struct dl_ws_parser parser;
+        from_client = round % 2 == 1;
         listen_anew(&parser);
         size_t payload;
         write_script(&payload);
         for (int i = 0; i < 2; i++) {
             script.bytes[dl_rng_below(&rng, script.size)] = (uint8_t)dl_rng_u32(&rng);
         }
-        uint8_t *copy = malloc(script.size); /* Of exactly that size: the address sanitizer sees any read beyond. */
-        memcpy(copy, script.bytes, script.size);
-        parse(&parser, copy, script.size);
-        free(copy);
+        parse(&parser, script.bytes, script.size);
         broken += heard.broken;
         ends += heard.ends;
     }
@@ -557,6 +625,7 @@ static void test_upgrade_that_is_not_accepted(void)
 UNIT_MAIN("ws", {"masks", test_masks_equal_the_naive_form_at_every_alignment}, {"heads", test_frame_heads},
           {"split points", test_parser_at_every_split_point}, {"payload elsewhere", test_payload_received_elsewhere},
           {"hostile frames", test_hostile_frames_are_refused},
+          {"masked or not", test_masks_are_demanded_of_clients_only},
           {"endless fragments", test_endless_fragments_are_refused},
           {"random bytes", test_random_bytes_never_break_the_parser},
           {"messages split", test_messages_at_every_split_point}, {"in place", test_chunk_data_is_received_in_place},

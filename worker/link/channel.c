@@ -17,7 +17,7 @@
 #define SEND_PIECE 16384
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 /* Control frames of our own (pong, close) are put behind a message that is still being written. */
-#define CONTROL_SLACK (WK_WS_HEAD_MAX + WK_WS_CONTROL_MAX)
+#define CONTROL_SLACK (DL_WS_HEAD_MAX + DL_WS_CONTROL_MAX)
 static_assert(WK_OUT_SLACK >= 2 * CONTROL_SLACK, "room for control frames");
 
 /* --- ending ------------------------------------------------------------------------------------------------------ */
@@ -35,7 +35,6 @@ static void close_channel(struct wk_channel *channel)
     channel->out_start = channel->out_end = channel->in_have = 0;
     channel->connect_by_ns = INT64_MAX;
     channel->slot = NULL;
-    channel->parser = (struct wk_ws_parser){0};
     wk_rx_reset(&channel->rx);
 }
 
@@ -161,7 +160,7 @@ static bool flush(struct wk_channel *channel)
     return !channel->deaf;
 }
 
-static void put_control(struct wk_channel *channel, enum wk_ws_opcode opcode, const uint8_t *payload, size_t bytes)
+static void put_control(struct wk_channel *channel, enum dl_ws_opcode opcode, const uint8_t *payload, size_t bytes)
 {
     if (room(channel) < CONTROL_SLACK) {
         return; /* Only the last of several pings has to be answered. */
@@ -169,21 +168,21 @@ static void put_control(struct wk_channel *channel, enum wk_ws_opcode opcode, co
     uint8_t key[4];
     mask_key(channel, key);
     uint8_t *at = channel->out + channel->out_end;
-    size_t head = wk_ws_head(opcode, bytes, key, at);
-    wk_ws_mask(at + head, payload, bytes, key, 0);
+    size_t head = dl_ws_head(opcode, bytes, key, at);
+    dl_ws_mask(at + head, payload, bytes, key, 0);
     channel->out_end += head + bytes;
 }
 
-/* The message stands WK_WS_HEAD_MAX behind what the send buffer holds; its frame's head goes right before it. */
+/* The message stands DL_WS_HEAD_MAX behind what the send buffer holds; its frame's head goes right before it. */
 static void frame_message(struct wk_channel *channel, size_t bytes)
 {
-    uint8_t key[4], head[WK_WS_HEAD_MAX];
+    uint8_t key[4], head[DL_WS_HEAD_MAX];
     mask_key(channel, key);
-    size_t length = wk_ws_head(WK_WS_BINARY, bytes, key, head);
+    size_t length = dl_ws_head(DL_WS_BINARY, bytes, key, head);
     uint8_t *at = channel->out + channel->out_end;
-    memmove(at + length, at + WK_WS_HEAD_MAX, bytes);
+    memmove(at + length, at + DL_WS_HEAD_MAX, bytes);
     memcpy(at, head, length);
-    wk_ws_mask(at + length, at + length, bytes, key, 0);
+    dl_ws_mask(at + length, at + length, bytes, key, 0);
     channel->out_end += length + bytes;
 }
 
@@ -196,7 +195,7 @@ static void send_chunk(struct wk_channel *channel)
     mask_key(channel, key);
     size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
     uint8_t *at = channel->out + channel->out_end;
-    size_t length = wk_ws_head(WK_WS_BINARY, payload, key, at);
+    size_t length = dl_ws_head(DL_WS_BINARY, payload, key, at);
     at += length;
     uint64_t seed = dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
     dl_hash_stream_init(&channel->sending, seed);
@@ -204,10 +203,10 @@ static void send_chunk(struct wk_channel *channel)
         /* Hashed and masked while it is in the first-level cache: memory is read once. */
         size_t piece = DL_MIN((size_t)SEND_PIECE, chunk->bytes - done);
         dl_hash_stream_add(&channel->sending, data + done, piece);
-        wk_ws_mask(at + CHUNK_HEAD_BYTES + done, data + done, piece, key, CHUNK_HEAD_BYTES + done);
+        dl_ws_mask(at + CHUNK_HEAD_BYTES + done, data + done, piece, key, CHUNK_HEAD_BYTES + done);
     }
     dl_wire_chunk_end(dl_hash_stream_result(&channel->sending), at);
-    wk_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
+    dl_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
     channel->out_end += length + payload;
     pthread_mutex_lock(&hub->lock);
     wk_link_on_chunk_sent(hub->link, channel->now_ns, channel->shard);
@@ -335,7 +334,7 @@ static void say_close(struct wk_channel *channel)
 {
     if (channel->state == WK_CHANNEL_OPEN && channel->out_start == channel->out_end && !channel->deaf) {
         static const uint8_t normal[2] = {1000 >> 8, 1000 & 0xff};
-        put_control(channel, WK_WS_CLOSE, normal, sizeof normal);
+        put_control(channel, DL_WS_CLOSE, normal, sizeof normal);
         (void)flush(channel); /* Out of politeness; nobody waits for it. */
     }
 }
@@ -351,8 +350,8 @@ static bool do_act(struct wk_channel *channel)
     wk_link_next_act(hub->link, channel->now_ns, channel->shard, &channel->act);
     if (channel->act.type == WK_ACT_SEND) {
         /* Encoded under the lock: the message is the link's. */
-        rc = dl_wire_encode(channel->act.message, channel->out + channel->out_end + WK_WS_HEAD_MAX,
-                            room(channel) - WK_WS_HEAD_MAX, &bytes, &err);
+        rc = dl_wire_encode(channel->act.message, channel->out + channel->out_end + DL_WS_HEAD_MAX,
+                            room(channel) - DL_WS_HEAD_MAX, &bytes, &err);
     } else if (channel->act.type == WK_ACT_CLOSE) {
         pthread_cond_broadcast(&hub->changed); /* A wait ends with its connection. */
     }
@@ -380,31 +379,30 @@ static bool do_act(struct wk_channel *channel)
 
 static enum dl_rc on_control(struct wk_channel *channel, struct dl_err *err)
 {
-    const struct wk_ws_parser *parser = &channel->parser;
-    if (parser->opcode == WK_WS_PING) {
-        put_control(channel, WK_WS_PONG, parser->control, parser->control_bytes);
-    } else if (parser->opcode == WK_WS_CLOSE) {
-        unsigned code = parser->control_bytes >= 2 ? (unsigned)parser->control[0] << 8 | parser->control[1] : 1005;
+    const struct dl_ws_parser *parser = &channel->parser;
+    if (parser->opcode == DL_WS_PING) {
+        put_control(channel, DL_WS_PONG, parser->control, parser->control_bytes);
+    } else if (parser->opcode == DL_WS_CLOSE) {
         int reason = parser->control_bytes > 2 ? (int)parser->control_bytes - 2 : 0;
-        return dl_err_set(err, DL_ENET, "the syncer closed the connection (%u) %.*s", code, reason,
+        return dl_err_set(err, DL_ENET, "the syncer closed the connection (%u) %.*s", dl_ws_close_code(parser), reason,
                           (const char *)parser->control + 2);
     }
     return DL_OK;
 }
 
-static enum dl_rc feed(struct wk_channel *channel, const uint8_t *bytes, size_t size, struct dl_err *err)
+static enum dl_rc feed(struct wk_channel *channel, uint8_t *bytes, size_t size, struct dl_err *err)
 {
     for (;;) {
-        const uint8_t *data = NULL;
+        uint8_t *data = NULL;
         size_t used = 0, data_bytes = 0;
         enum dl_rc rc = DL_OK;
-        enum wk_ws_event event = wk_ws_parse(&channel->parser, bytes, size, &used, &data, &data_bytes, err);
+        enum dl_ws_event event = dl_ws_parse(&channel->parser, bytes, size, &used, &data, &data_bytes, err);
         switch (event) {
-        case WK_WS_EVENT_MORE: return DL_OK;
-        case WK_WS_EVENT_DATA: rc = wk_rx_bytes(&channel->rx, data, data_bytes, err); break;
-        case WK_WS_EVENT_END: rc = wk_rx_end(&channel->rx, err); break;
-        case WK_WS_EVENT_CONTROL: rc = on_control(channel, err); break;
-        case WK_WS_EVENT_BROKEN: rc = DL_EPROTO; break;
+        case DL_WS_EVENT_MORE: return DL_OK;
+        case DL_WS_EVENT_DATA: rc = wk_rx_bytes(&channel->rx, data, data_bytes, err); break;
+        case DL_WS_EVENT_END: rc = wk_rx_end(&channel->rx, err); break;
+        case DL_WS_EVENT_CONTROL: rc = on_control(channel, err); break;
+        case DL_WS_EVENT_BROKEN: rc = DL_EPROTO; break;
         }
         if (rc != DL_OK) {
             return rc;
@@ -428,7 +426,7 @@ static void read_frames(struct wk_channel *channel)
     size_t total = 0;
     while (rc == DL_OK && total < WK_READ_BUDGET) {
         uint8_t *at = NULL;
-        size_t direct = (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, &at), wk_ws_payload_next(&channel->parser));
+        size_t direct = (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, &at), dl_ws_payload_next(&channel->parser));
         size_t got = 0;
         rc = wk_stream_read(&channel->stream, at, direct, channel->in, direct > 0 ? WK_IN_BESIDE_BYTES : WK_IN_BYTES,
                             &got, &err);
@@ -439,7 +437,7 @@ static void read_frames(struct wk_channel *channel)
         size_t placed = DL_MIN(got, direct);
         if (placed > 0) {
             wk_rx_advance(&channel->rx, placed);
-            wk_ws_skip(&channel->parser, placed);
+            dl_ws_skip(&channel->parser, placed);
         }
         rc = feed(channel, channel->in, got - placed, &err);
     }
@@ -479,6 +477,7 @@ static void read_upgrade(struct wk_channel *channel)
         return;
     }
     channel->state = WK_CHANNEL_OPEN;
+    channel->parser = (struct dl_ws_parser){.message_max = WK_WS_MESSAGE_MAX};
     pthread_mutex_lock(&channel->hub->lock);
     wk_link_on_connected(channel->hub->link, channel->now_ns, channel->shard);
     pthread_mutex_unlock(&channel->hub->lock);

@@ -6,6 +6,7 @@
 #include <poll.h>
 
 #include "common/hash.h"
+#include "common/ws.h"
 #include "worker/link/hub.h"
 #include "worker/link/receive.h"
 #include "worker/link/resolve.h"
@@ -41,7 +42,7 @@ struct wk_channel {
     bool deaf;       /* The peer takes no more bytes; what it still said is read before giving up. */
     bool more_input; /* The read budget ended before the input did. */
     char key[WK_WS_KEY_BYTES];
-    struct wk_ws_parser parser;
+    struct dl_ws_parser parser;
     struct wk_rx rx;
     struct dl_wire_message message;
     struct wk_act act;
