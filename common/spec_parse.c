@@ -31,8 +31,7 @@ static enum dl_rc fail(struct reader *r, const struct dl_node *node, const char 
     return dl_err_set(r->err, DL_EINVAL, "%s:%u: %s: %s", r->origin, node->line, path, text);
 }
 
-/* --- names
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- names --- */
 
 /* Levenshtein distance of two short names, cut off at 64 characters. */
 static unsigned distance(const char *a, const char *b)
@@ -92,8 +91,7 @@ static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, con
     return fail(r, node, path, text);
 }
 
-/* --- values
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- values --- */
 
 static enum dl_rc read_paths(struct reader *r, const struct dl_node *node, const char *path)
 {
@@ -151,8 +149,7 @@ static enum dl_rc read_field(struct reader *r, const struct scope *scope, const 
     return rc == DL_OK ? DL_OK : fail(r, node, path, inner.text);
 }
 
-/* --- structure
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- structure --- */
 
 static enum dl_rc read_map(struct reader *r, const struct scope *scope, const char *inner, const struct dl_node *map);
 static enum dl_rc read_pools(struct reader *r, const struct dl_node *list);
@@ -388,8 +385,7 @@ enum dl_rc dl_spec_parse_stored(const char *text, size_t size, const char *origi
     return parse(text, size, origin, true, out, NULL, err);
 }
 
-/* --- files
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- files --- */
 
 /* Data paths as seen from the manifest's folder. */
 static enum dl_rc make_absolute(struct dl_spec *spec, const char *path, struct dl_err *err)

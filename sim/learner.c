@@ -24,8 +24,7 @@ static void check_link(struct sim_world *world, uint32_t n)
     }
 }
 
-/* --- network side
- * ------------------------------------------------------------------------------------------------------ */
+/* --- network side --- */
 
 static void connect(struct sim_world *world, uint32_t n, uint32_t shard)
 {
@@ -86,8 +85,7 @@ static void pump_all(struct sim_world *world, uint32_t n)
     schedule_tick(world, n);
 }
 
-/* --- trainer
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- trainer --- */
 
 static void applied(struct sim_world *world, uint32_t n, const struct wk_step *step)
 {
@@ -203,8 +201,7 @@ void sim_learner_wake(struct sim_world *world, uint32_t n)
     }
 }
 
-/* --- life
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- life --- */
 
 void sim_learner_start(struct sim_world *world, uint32_t n)
 {
@@ -249,14 +246,8 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
     }
     pump_all(world, n);
     sim_learner_wake(world, n);
-    if (world->faults.kill_mean_seconds > 0) {
-        double seconds = sim_exponential(&world->rng, world->faults.kill_mean_seconds);
-        sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_KILL, n, 0, learner->generation, NULL);
-    }
-    if (world->faults.stall_mean_seconds > 0) {
-        double seconds = sim_exponential(&world->rng, world->faults.stall_mean_seconds);
-        sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_STALL, n, 0, learner->generation, NULL);
-    }
+    sim_at_random(world, world->faults.kill_mean_seconds, SIM_FAULT_KILL, n, learner->generation);
+    sim_at_random(world, world->faults.stall_mean_seconds, SIM_FAULT_STALL, n, learner->generation);
 }
 
 /* The kernel closes its sockets: the syncers hear of it, unless the connection was blocked or cut. */
@@ -289,8 +280,7 @@ void sim_learner_kill(struct sim_world *world, uint32_t n)
     learner->stalled_until_ns = 0;
 }
 
-/* --- events
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- events --- */
 
 void sim_learner_sent(struct sim_world *world, uint32_t n, uint32_t c)
 {
@@ -333,14 +323,8 @@ void sim_learner_connected(struct sim_world *world, uint32_t c)
         conn->link_open = conn->syncer_open = true;
         conn->epoch = syncer->epoch;
         wk_link_on_connected(learner->link, world->now_ns, conn->shard);
-        if (world->faults.cut_mean_seconds > 0) {
-            double seconds = sim_exponential(&world->rng, world->faults.cut_mean_seconds);
-            sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_CUT, c, 0, 0, NULL);
-        }
-        if (world->faults.block_mean_seconds > 0) {
-            double seconds = sim_exponential(&world->rng, world->faults.block_mean_seconds);
-            sim_at(world, world->now_ns + sim_ns(seconds), SIM_FAULT_BLOCK, c, 0, 0, NULL);
-        }
+        sim_at_random(world, world->faults.cut_mean_seconds, SIM_FAULT_CUT, c, 0);
+        sim_at_random(world, world->faults.block_mean_seconds, SIM_FAULT_BLOCK, c, 0);
     }
     pump_all(world, conn->learner);
 }

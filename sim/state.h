@@ -2,7 +2,7 @@
  *     world.c    the loop, faults of processes
  *     conn.c     connections: delay, order, loss
  *     learner.c  the shell of a wk_link: network side and trainer
- *     syncer.c   the shell of a sy_core: pushes, merges, commits, broadcasts
+ *     syncer*.c  the shell of a sy_core: pushes, merges, commits, broadcasts (syncer.h: what those sources share)
  *     fetch.c    a joiner's fetching of a peer's state
  *     transmit.c what a syncer sends
  *     cut.c      checkpoints: what versions depend on
@@ -241,6 +241,8 @@ struct sim_world {
 void sim_fail(struct sim_world *world, const char *fmt, ...) DL_PRINTF(2, 3);
 void sim_at(struct sim_world *world, int64_t at_ns, enum sim_kind kind, uint32_t a, uint32_t b, uint64_t generation,
             void *payload);
+/* After a random time of this mean; never, when it is 0. */
+void sim_at_random(struct sim_world *world, double mean_seconds, enum sim_kind kind, uint32_t a, uint64_t generation);
 bool sim_chance(struct sim_world *world, double share);
 static inline int64_t sim_ns(double seconds)
 {

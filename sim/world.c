@@ -12,8 +12,7 @@
 #define TENSORS 12
 #define SUPERVISE_NS (5 * SIM_SECOND)
 
-/* --- what the parts use
- * ------------------------------------------------------------------------------------------------- */
+/* --- what the parts use --- */
 
 void sim_fail(struct sim_world *world, const char *fmt, ...)
 {
@@ -40,13 +39,19 @@ void sim_at(struct sim_world *world, int64_t at_ns, enum sim_kind kind, uint32_t
     }
 }
 
+void sim_at_random(struct sim_world *world, double mean_seconds, enum sim_kind kind, uint32_t a, uint64_t generation)
+{
+    if (mean_seconds > 0) {
+        sim_at(world, world->now_ns + sim_ns(sim_exponential(&world->rng, mean_seconds)), kind, a, 0, generation, NULL);
+    }
+}
+
 bool sim_chance(struct sim_world *world, double share)
 {
     return share > 0 && (double)dl_rng_uniform(&world->rng) < share;
 }
 
-/* --- life
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- life --- */
 
 static enum dl_rc make_layout(struct sim_world *world, struct dl_err *err)
 {
@@ -153,8 +158,7 @@ void sim_world_free(struct sim_world *world)
     free(world);
 }
 
-/* --- faults
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- faults --- */
 
 void sim_world_stall(struct sim_world *world, uint32_t n, double seconds)
 {
@@ -192,12 +196,9 @@ void sim_world_set_speed(struct sim_world *world, uint32_t n, double factor)
     world->learners[n].speed = factor;
 }
 
-static void again(struct sim_world *world, const struct sim_event *event, double mean)
+static void again(struct sim_world *world, const struct sim_event *event, double mean_seconds)
 {
-    if (mean > 0) {
-        int64_t at_ns = world->now_ns + sim_ns(sim_exponential(&world->rng, mean));
-        sim_at(world, at_ns, (enum sim_kind)event->kind, event->a, event->b, event->generation, NULL);
-    }
+    sim_at_random(world, mean_seconds, (enum sim_kind)event->kind, event->a, event->generation);
 }
 
 static void fault_block(struct sim_world *world, const struct sim_event *event)
@@ -256,8 +257,7 @@ void sim_world_heal(struct sim_world *world)
     }
 }
 
-/* --- the loop
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- the loop --- */
 
 /* Until when the process that the event is for stands still. */
 static int64_t held_until(const struct sim_world *world, const struct sim_event *event)
@@ -429,8 +429,7 @@ enum dl_rc sim_world_run(struct sim_world *world, int64_t until_ns, bool *over, 
     return DL_OK;
 }
 
-/* --- views
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- views --- */
 
 int64_t sim_world_now(const struct sim_world *world)
 {

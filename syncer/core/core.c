@@ -8,8 +8,7 @@
 #include "common/mem.h"
 #include "syncer/core/state.h"
 
-/* --- life
- * -------------------------------------------------------------------------------------------------------------- */
+/* --- life --- */
 
 static void set_unknown(struct sy_core *core)
 {
@@ -111,8 +110,7 @@ void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t 
     core->next_round = DL_MAX(core->next_round, round + 1);
 }
 
-/* --- phases
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- phases --- */
 
 const char *sy_phase_name(enum sy_phase phase)
 {
@@ -297,8 +295,7 @@ int64_t sy_core_next_deadline(const struct sy_core *core)
     return deadline_ns;
 }
 
-/* --- events that need no file of their own
- * ------------------------------------------------------------------------------ */
+/* --- events that need no file of their own --- */
 
 void sy_core_on_heard(struct sy_core *core, int64_t now_ns, uint32_t member)
 {

@@ -11,8 +11,7 @@
 #include "common/mem.h"
 #include "syncer/core/state.h"
 
-/* --- leaving
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- leaving --- */
 
 static void drop_parts(struct sy_core *core, uint32_t m, bool received_too)
 {
@@ -91,8 +90,7 @@ uint32_t sy_members_training(const struct sy_core *core)
     return count;
 }
 
-/* --- HELLO: who it is
- * --------------------------------------------------------------------------------------------------- */
+/* --- HELLO: who it is --- */
 
 static uint32_t find_incarnation(const struct sy_core *core, const struct dl_wire_hello *hello)
 {
@@ -215,8 +213,7 @@ static uint32_t free_slot(const struct sy_core *core)
     return best;
 }
 
-/* --- HELLO: refusals
- * ---------------------------------------------------------------------------------------------------- */
+/* --- HELLO: refusals --- */
 
 static enum dl_rc refuse_with(struct sy_core *core, struct dl_wire_refuse *refuse, enum dl_refusal code,
                               const char *fmt, ...) DL_PRINTF(4, 5);
@@ -268,8 +265,7 @@ static enum dl_rc check_room(struct sy_core *core, const struct dl_wire_hello *h
     return DL_OK;
 }
 
-/* --- HELLO: admission
- * --------------------------------------------------------------------------------------------------- */
+/* --- HELLO: admission --- */
 
 static void supersede(struct sy_core *core, uint32_t m)
 {

@@ -25,8 +25,7 @@ void sy_part_decide(struct sy_core *core, uint32_t local, uint32_t m, enum dl_ve
     }
 }
 
-/* --- announced
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- announced --- */
 
 static bool makes_sense(const struct sy_member *member, const struct dl_wire_push *push, bool seed,
                         uint64_t expected_bytes)
@@ -134,8 +133,7 @@ enum dl_verdict sy_core_on_push(struct sy_core *core, int64_t now_ns, uint32_t m
     return verdict;
 }
 
-/* --- received
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- received --- */
 
 void sy_core_on_push_received(struct sy_core *core, int64_t now_ns, uint32_t m, uint64_t round_number,
                               uint32_t fragment, bool intact, double norm)
@@ -170,8 +168,7 @@ void sy_core_on_push_received(struct sy_core *core, int64_t now_ns, uint32_t m, 
     sy_settle(core);
 }
 
-/* --- none
- * --------------------------------------------------------------------------------------------------------------- */
+/* --- none --- */
 
 void sy_core_on_push_none(struct sy_core *core, int64_t now_ns, uint32_t m, const struct dl_wire_push_none *none)
 {

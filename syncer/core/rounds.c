@@ -27,8 +27,7 @@ void sy_round_move(struct sy_round *round, enum sy_round_state to)
     round->state = to;
 }
 
-/* --- whom to pull
- * ------------------------------------------------------------------------------------------------------- */
+/* --- whom to pull --- */
 
 /* Holds the current version and has trained on it, as far as it has reported. With an older one an update is on its
  * way, after which there is nothing to push until the next step. */
@@ -196,8 +195,7 @@ void sy_rounds_ask(struct sy_core *core, uint32_t m)
     }
 }
 
-/* --- closing
- * ------------------------------------------------------------------------------------------------------------ */
+/* --- closing --- */
 
 /* The pushes that the quorum is about: what missed an earlier round comes at once, and would else close the round on those
  * that set its pace. */
@@ -410,8 +408,7 @@ void sy_rounds_check(struct sy_core *core)
     }
 }
 
-/* --- commit
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- commit --- */
 
 static void count_merge(struct sy_core *core, uint32_t local)
 {

@@ -75,8 +75,7 @@ struct sy_store {
     struct sy_store_event events[SY_STORE_EVENTS_MAX];
 };
 
-/* --- draft.c: files that are being written; see store.h for begin, append and abandon
- * ----------------------------------------------- */
+/* --- draft.c: files that are being written; see store.h for begin, append and abandon --- */
 
 struct sy_store_written { /* A commit's file, complete and durable. */
     char file[SY_STORE_FILE_MAX];
@@ -91,8 +90,7 @@ void sy_store_draft_release(struct sy_store_draft *draft, struct sy_store_writte
 const struct sy_store_content *sy_store_draft_content(const struct sy_store_draft *draft);
 DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err *err);
 
-/* --- file.c ----------------------------------------------------------------------------------------------------------
- */
+/* --- file.c --- */
 
 #define SY_STORE_FORMAT 2
 #define SY_STORE_HEADER_BYTES 128
@@ -116,8 +114,7 @@ DL_MUST_CHECK enum dl_rc sy_store_file_state_bytes(struct sy_store *store, const
 void sy_store_file_remove(struct sy_store *store, const char *name);
 uint64_t sy_store_file_bytes(const struct sy_store *store, const char *name);
 
-/* --- trace.c -------------------------------------------------------------------------------------------------------
- */
+/* --- trace.c --- */
 
 #define SY_STORE_TRACE_SCHEMA                                                                                          \
     "CREATE TABLE IF NOT EXISTS specs(epoch INTEGER PRIMARY KEY, spec TEXT NOT NULL);"                                 \
@@ -140,8 +137,7 @@ void sy_store_trace_close(struct sy_store *store);
 
 DL_MUST_CHECK enum dl_rc sy_store_checkpoint_tables(struct sy_store *store, struct dl_err *err);
 
-/* --- totals.c: parts of a transaction --------------------------------------------------------------------------------
- */
+/* --- totals.c: parts of a transaction --- */
 
 DL_MUST_CHECK enum dl_rc sy_store_totals_tables(struct sy_store *store, struct dl_err *err);
 DL_MUST_CHECK enum dl_rc sy_store_totals_read(struct sy_store *store, struct dl_err *err);
@@ -150,8 +146,7 @@ DL_MUST_CHECK enum dl_rc sy_store_totals_write(struct sy_store *store, const str
 DL_MUST_CHECK enum dl_rc sy_store_members_write(struct sy_store *store, const struct sy_store_member *members,
                                                 uint32_t count, struct dl_err *err);
 
-/* --- db.c ------------------------------------------------------------------------------------------------------------
- */
+/* --- db.c --- */
 
 DL_MUST_CHECK enum dl_rc sy_store_db_open(struct sy_store *store, const char *vfs, struct dl_err *err);
 /* Checks job and shard, raises the epoch, reads layout and totals. */

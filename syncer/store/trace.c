@@ -10,8 +10,7 @@
 
 #define OPEN_ROWS_MAX (SY_STORE_INCARNATIONS_MAX / 4) /* Incarnations that are remembered over a restart. */
 
-/* --- incarnations --------------------------------------------------------------------------------------------------
- */
+/* --- incarnations --- */
 
 static bool gives_way(const struct sy_store_incarnation *who)
 {
@@ -97,8 +96,7 @@ uint64_t sy_store_traced(struct sy_store *store, uint32_t incarnation)
     return traced;
 }
 
-/* --- entries -------------------------------------------------------------------------------------------------------
- */
+/* --- entries --- */
 
 bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct dl_wire_trace *trace)
 {
@@ -131,8 +129,7 @@ bool sy_store_trace(struct sy_store *store, uint32_t incarnation, const struct d
     return taken;
 }
 
-/* --- writing -------------------------------------------------------------------------------------------------------
- */
+/* --- writing --- */
 
 static enum dl_rc write_incarnation(struct sy_store *store, sqlite3_stmt *statement,
                                     const struct sy_store_incarnation *who, uint64_t *row, struct dl_err *err)
@@ -299,8 +296,7 @@ void sy_store_trace_end(struct sy_store *store, bool durable)
     pthread_mutex_unlock(&store->events_lock);
 }
 
-/* --- opening, closing ----------------------------------------------------------------------------------------------
- */
+/* --- opening, closing --- */
 
 enum dl_rc sy_store_trace_spec(struct sy_store *store, struct dl_err *err)
 {

@@ -162,8 +162,7 @@ static inline void rig_tick(struct rig *rig, int64_t later_ns)
     rig_event(rig);
 }
 
-/* --- learners --------------------------------------------------------------------------------------------------------
- */
+/* --- learners --- */
 
 static inline struct dl_wire_hello rig_hello_of(const struct rig *rig, int32_t learner, uint64_t nonce)
 {

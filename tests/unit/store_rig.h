@@ -22,8 +22,7 @@
 #define STATE_BYTES (ELEMENTS * 4 + 64)
 #define STATE_BYTES_STORED (2 * SY_STORE_BLOCK_BYTES) /* Whole blocks. */
 
-/* --- injected faults: the n-th operation fails, of files and of SQLite's own files alike
- * ------------------------------ */
+/* --- injected faults: the n-th operation fails, of files and of SQLite's own files alike --- */
 
 static _Atomic long fail_at;    /* 0: never. */
 static _Atomic long operations; /* So far. */
@@ -234,8 +233,7 @@ static inline void install_shim(void)
     CU_ASSERT_EQUAL_FATAL(sqlite3_vfs_register(&shim_vfs, 0), SQLITE_OK);
 }
 
-/* --- a store with recognisable content
- * -------------------------------------------------------------------------------- */
+/* --- a store with recognisable content --- */
 
 static char dir[64];
 

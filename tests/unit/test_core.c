@@ -69,8 +69,7 @@ static void test_round_from_pull_to_broadcast(void)
     rig_free(rig);
 }
 
-/* --- pacing
- * ------------------------------------------------------------------------------------------------------------- */
+/* --- pacing --- */
 
 /* Over a hundred cycles of H steps every fragment is merged once a cycle, whatever H / fragments is, and with learners
  * that step side by side no more often than with one. */
@@ -185,8 +184,7 @@ static void test_q4_one_fragments_wait_blocks_no_other(void)
     rig_free(rig);
 }
 
-/* --- quorum and grace
- * --------------------------------------------------------------------------------------------------- */
+/* --- quorum and grace --- */
 
 static void test_q5_zero_live_learners_is_stable(void)
 {
@@ -345,8 +343,7 @@ static void test_quorum_short_round_goes_on_by_itself(void)
     rig_free(rig);
 }
 
-/* --- verdicts
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- verdicts --- */
 
 /* Q1, Q2: each verdict of an announcement, by what is wrong with it. */
 static void test_q1_q2_verdicts(void)
@@ -654,8 +651,7 @@ static void test_largest_event_fits_the_queue(void)
     rig_free(rig);
 }
 
-/* --- slow learners
- * ------------------------------------------------------------------------------------------------------ */
+/* --- slow learners --- */
 
 /* One more round of this fragment, of learner 0 alone; the pull that learner 1 got, if any. */
 static bool round_of_the_fast(struct rig *rig, uint32_t fragment, struct dl_wire_pull *slow)

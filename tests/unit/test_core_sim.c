@@ -24,6 +24,19 @@ static struct dl_spec *new_spec(void)
     return spec;
 }
 
+/* Ten steps a second, no faults, and a budget that is not reached. */
+static struct sim_world *new_calm_world(struct dl_spec *spec)
+{
+    spec->training.token_budget = 1000000000;
+    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
+    sim_faults_none(&config.faults);
+    config.faults.step_seconds = 0.1;
+    struct sim_world *world = NULL;
+    struct dl_err err;
+    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
+    return world;
+}
+
 static void draw_spec(struct dl_spec *spec, struct dl_rng *rng)
 {
     spec->learners.replicas = 1 + (uint32_t)dl_rng_below(rng, 6);
@@ -160,19 +173,14 @@ struct rates { /* Of learners 0 and 1 over half a minute. */
 static struct rates run_hampered(uint32_t warmup_steps, bool hampered)
 {
     struct dl_spec *spec = new_spec();
-    spec->training.token_budget = 1000000000;
     spec->sync.fragments = 4;
     spec->sync.interval = 8;
     spec->sync.warmup.steps = warmup_steps;
     spec->sync.heartbeat_seconds = 1;
     spec->sync.timeout_seconds = 60; /* The one that stands still counts as connected all the while. */
-    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
-    sim_faults_none(&config.faults);
-    config.faults.step_seconds = 0.1;
-    struct sim_world *world = NULL;
+    struct sim_world *world = new_calm_world(spec);
     struct dl_err err;
     bool over = false;
-    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 10 * SECOND, &over, &err), DL_OK);
     if (hampered) {
         sim_world_set_speed(world, 2, 4);
@@ -205,18 +213,13 @@ static struct rates run_hampered(uint32_t warmup_steps, bool hampered)
 static double merged_share(double slower, uint32_t interval, uint32_t quorum, double seconds)
 {
     struct dl_spec *spec = new_spec();
-    spec->training.token_budget = 1000000000;
     spec->sync.fragments = 4;
     spec->sync.interval = interval;
     spec->sync.warmup.steps = 0;
     spec->sync.quorum = (struct dl_count_or_percent){.value = quorum};
-    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
-    sim_faults_none(&config.faults);
-    config.faults.step_seconds = 0.1;
-    struct sim_world *world = NULL;
+    struct sim_world *world = new_calm_world(spec);
     struct dl_err err;
     bool over = false;
-    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
     sim_world_set_speed(world, 2, slower);
     CU_ASSERT_EQUAL_FATAL(sim_world_run(world, (int64_t)(seconds * 1e9), &over, &err), DL_OK);
     struct sim_learner_view fast, slow;
@@ -276,19 +279,14 @@ static void test_warmup_is_held_up_by_nobody_for_long(void)
 static void test_synchronous_form_goes_at_the_slowest_ones_speed(void)
 {
     struct dl_spec *spec = new_spec();
-    spec->training.token_budget = 1000000000;
     spec->sync.mode = DL_SYNC_SYNCHRONOUS;
     spec->sync.fragments = 4;
     spec->sync.interval = 8;
     spec->sync.overlap = 2;
     spec->sync.quorum = (struct dl_count_or_percent){.value = 100, .is_percent = true};
-    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
-    sim_faults_none(&config.faults);
-    config.faults.step_seconds = 0.1;
-    struct sim_world *world = NULL;
+    struct sim_world *world = new_calm_world(spec);
     struct dl_err err;
     bool over = false;
-    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
     sim_world_set_speed(world, 2, 3);
     CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 60 * SECOND, &over, &err), DL_OK);
     struct sim_learner_view fast, slow;
@@ -309,20 +307,13 @@ static void test_synchronous_form_goes_at_the_slowest_ones_speed(void)
 
 static struct sim_world *tame_world(struct dl_spec *spec)
 {
-    spec->training.token_budget = 1000000000;
     spec->training.data.lease_sequences = 40; /* Ten steps'. */
     spec->sync.interval = 8;
     spec->sync.warmup.steps = 0;
     spec->sync.heartbeat_seconds = 1;
     spec->sync.timeout_seconds = 3;
     spec->syncer.shards = 2;
-    struct sim_config config = {.seed = 1, .spec = spec, .step_tokens = STEP_TOKENS};
-    sim_faults_none(&config.faults);
-    config.faults.step_seconds = 0.1;
-    struct sim_world *world = NULL;
-    struct dl_err err;
-    CU_ASSERT_EQUAL_FATAL(sim_world_new(&config, &world, &err), DL_OK);
-    return world;
+    return new_calm_world(spec);
 }
 
 static struct sy_core_view run_for(struct sim_world *world, double seconds)

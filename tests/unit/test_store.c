@@ -1,8 +1,7 @@
 /* sy_store: every commit is there in full or not at all, whatever fails when. */
 #include "tests/unit/store_rig.h"
 
-/* --- tests ----------------------------------------------------------------------------------------------------------
- */
+/* --- tests --- */
 
 static void test_restores_what_was_committed(void)
 {

@@ -285,8 +285,7 @@ static void test_bad_data(void)
     drop_spec(spec);
 }
 
-/* --- sampling
- * --------------------------------------------------------------------------------------------------------- */
+/* --- sampling --- */
 
 static void sample(struct wk_model *model, double temperature, uint64_t seed, uint32_t out[], uint32_t count)
 {
@@ -334,8 +333,7 @@ static void test_sampling(void)
     drop_spec(spec);
 }
 
-/* --- command line
- * ----------------------------------------------------------------------------------------------------- */
+/* --- command line --- */
 
 static enum dl_rc parse(struct wk_args *args, struct dl_err *err, const char *line)
 {

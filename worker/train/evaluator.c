@@ -72,8 +72,7 @@ enum dl_rc wk_validation_loss(struct wk_model *model, const struct wk_dataset *d
     return DL_OK;
 }
 
-/* --- making
- * ----------------------------------------------------------------------------------------------------------- */
+/* --- making --- */
 
 static enum dl_rc make_folder(const char *path, struct dl_err *err)
 {
@@ -121,8 +120,7 @@ static enum dl_rc prepare(struct evaluator *e, struct dl_err *err)
     return DL_OK;
 }
 
-/* --- evaluating
- * ------------------------------------------------------------------------------------------------------- */
+/* --- evaluating --- */
 
 /* One JSON object a line. A line that cannot be written is no reason to stop following the model. */
 static void record(const struct evaluator *e, double loss)

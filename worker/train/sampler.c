@@ -91,8 +91,7 @@ enum dl_rc wk_sampler_next(struct wk_sampler *sampler, uint32_t *token, struct d
     return rc;
 }
 
-/* --- program
- * ---------------------------------------------------------------------------------------------------------- */
+/* --- program --- */
 
 /* A prompt as tokens: bytes, or numbers where the vocabulary is another one. Caller frees. */
 static enum dl_rc read_prompt(const char *text, uint32_t vocab_size, uint32_t **out, uint32_t *count,
