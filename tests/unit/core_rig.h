@@ -314,4 +314,56 @@ static inline void rig_seed(struct rig *rig, uint32_t count)
     }
 }
 
+/* --- whole rounds --- */
+
+/* Steps all learners once; the round that opens in between, if any. */
+static inline const struct sy_action *rig_step_all(struct rig *rig, uint32_t count, struct sy_action *opened)
+{
+    opened->type = SY_ACT_NOTE;
+    for (uint32_t n = 0; n < count; n++) {
+        rig_step(rig, n);
+        const struct sy_action *pull = rig_action(rig, SY_ACT_PULL, 0);
+        if (pull != NULL && opened->type != SY_ACT_PULL) {
+            *opened = *pull;
+        }
+    }
+    return opened->type == SY_ACT_PULL ? opened : NULL;
+}
+
+/* Steps until a round opens; its pull. */
+static inline struct dl_wire_pull rig_open_round(struct rig *rig, uint32_t count)
+{
+    struct sy_action opened;
+    for (uint32_t i = 0; i < 200; i++) {
+        if (rig_step_all(rig, count, &opened) != NULL) {
+            return opened.as.pull;
+        }
+    }
+    CU_FAIL_FATAL("no round opened in 200 steps");
+    return opened.as.pull;
+}
+
+static inline void rig_merge_all(struct rig *rig, uint32_t count, const struct dl_wire_pull *pull)
+{
+    for (uint32_t n = 0; n < count; n++) {
+        rig_push(rig, n, pull->fragment, pull->round, 1);
+    }
+    rig_commit(rig, pull->fragment);
+    for (uint32_t n = 0; n < count; n++) {
+        rig_apply(rig, n, pull->fragment);
+    }
+}
+
+static inline struct rig *rig_start_grace(enum dl_grace_mode mode, double overlap_steps)
+{
+    struct rig *rig = rig_spec();
+    rig->spec->sync.grace.mode = mode;
+    rig->spec->sync.grace.margin = 0.5;
+    rig->spec->sync.grace.max_seconds = 0.7;
+    rig->spec->sync.overlap = (uint32_t)overlap_steps;
+    rig_start(rig);
+    rig_seed(rig, 3);
+    return rig;
+}
+
 #endif

@@ -83,4 +83,27 @@ static inline struct op_reply_to rig_to(struct rig_answer *answer)
 
 #define RIG_POD(pod_name) ((struct op_ref){.resource = &op_res_pods, .space = "a", .name = (pod_name)})
 
+#define RIG_POD_PATH "/api/v1/namespaces/a/pods/x"
+#define RIG_POD_TEXT                                                                                                   \
+    "{\"apiVersion\":\"v1\",\"kind\":\"Pod\",\"metadata\":{\"name\":\"x\",\"namespace\":\"a\"},\"spec\":{\"n\":1}}"
+
+static inline enum dl_rc rig_get(struct rig *rig, struct rig_answer *answer)
+{
+    struct op_ref ref = RIG_POD("x");
+    enum dl_rc rc = op_api_get(rig->client, &ref, rig_to(answer), NULL);
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    CU_ASSERT_EQUAL(answer->calls, 0); /* Never within the call. */
+    CU_ASSERT_TRUE_FATAL(RIG_UNTIL(rig, answer->calls > 0));
+    return answer->rc;
+}
+
+static inline enum dl_rc rig_create(struct rig *rig, struct rig_answer *answer)
+{
+    struct op_ref ref = RIG_POD("x");
+    enum dl_rc rc = op_api_create(rig->client, &ref, RIG_POD_TEXT, rig_to(answer), NULL);
+    CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+    CU_ASSERT_TRUE_FATAL(RIG_UNTIL(rig, answer->calls > 0));
+    return answer->rc;
+}
+
 #endif

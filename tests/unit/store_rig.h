@@ -233,6 +233,22 @@ static inline void install_shim(void)
     CU_ASSERT_EQUAL_FATAL(sqlite3_vfs_register(&shim_vfs, 0), SQLITE_OK);
 }
 
+/* From the n-th operation from now on all fail with this errno; n = 0: none does. */
+static inline void fail_from(long n, int error)
+{
+    fail_errno = error;
+    operations = 0;
+    injected = 0;
+    fail_at = n;
+}
+
+/* The disk is well again. Whether anything has failed since. */
+static inline bool fail_no_more(void)
+{
+    fail_at = 0;
+    return injected > 0;
+}
+
 /* --- a store with recognisable content --- */
 
 static char dir[64];
@@ -411,6 +427,37 @@ static inline void check_holds(struct sy_store *store, uint32_t fragment, uint64
     fill(fragment, version);
     CU_ASSERT(same_bytes(got, parameters, sizeof got));
     CU_ASSERT_EQUAL(memcmp(got_state, state, sizeof got_state), 0);
+}
+
+/* A store with versions 1 and 2 of fragment 0, whose disk fails from the n-th operation of committing version 3 on: what
+ * came of it is in `rc`, and whether anything failed in `hit`. */
+static inline struct sy_store *fail_third(enum dl_rc (*commits)(struct sy_store *, uint32_t, uint64_t, struct dl_err *),
+                                          long n, int error, enum dl_rc *rc, bool *hit, struct dl_err *err)
+{
+    new_dir();
+    struct sy_store *store = reopen(NULL);
+    CU_ASSERT_EQUAL_FATAL(commits(store, 0, 1, err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, err), DL_OK);
+    fail_from(n, error);
+    *rc = commits(store, 0, 3, err);
+    *hit = fail_no_more();
+    return store;
+}
+
+/* The first column of the first row, of the tape on disk. */
+static inline int count_rows(const char *sql)
+{
+    char path[128];
+    sqlite3 *db = NULL;
+    sqlite3_stmt *statement = NULL;
+    snprintf(path, sizeof path, "%s/tape.db", dir);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_prepare_v2(db, sql, -1, &statement, NULL), SQLITE_OK);
+    CU_ASSERT_EQUAL_FATAL(sqlite3_step(statement), SQLITE_ROW);
+    int count = sqlite3_column_int(statement, 0);
+    sqlite3_finalize(statement);
+    sqlite3_close(db);
+    return count;
 }
 
 #endif

@@ -152,17 +152,30 @@ static void run_pods(struct world *w)
     dl_buf_release(&names);
 }
 
-static size_t count_pods(struct world *w, const char *part)
+/* How many objects of a collection are as asked. */
+static size_t count_if(struct world *w, const char *collection,
+                       bool (*is_one)(struct world *w, const char *name, const char *what), const char *what)
 {
     struct dl_buf names;
     size_t count = 0;
     dl_buf_init(&names, 65536);
-    fake_api_count(w->rig.api, PODS, &names);
+    fake_api_count(w->rig.api, collection, &names);
     for (char *rest = names.data, *name; rest != NULL && (name = strsep(&rest, " ")) != NULL;) {
-        count += strstr(name, part) != NULL ? 1 : 0;
+        count += is_one(w, name, what) ? 1 : 0;
     }
     dl_buf_release(&names);
     return count;
+}
+
+static bool has_part(struct world *w, const char *name, const char *part)
+{
+    (void)w;
+    return strstr(name, part) != NULL;
+}
+
+static size_t count_pods(struct world *w, const char *part)
+{
+    return count_if(w, PODS, has_part, part);
 }
 
 static bool has_pod(struct world *w, const char *name)
@@ -449,27 +462,23 @@ static void test_status_is_written_sparingly(void)
     world_stop(&w);
 }
 
-/* Events of reason Advice whose note begins with this field. */
+/* An event of reason Advice whose note begins with this field. */
+static bool is_advice(struct world *w, const char *name, const char *field)
+{
+    char path[256];
+    snprintf(path, sizeof path, EVENTS "/%s", name);
+    cJSON *event = fake_api_get(w->rig.api, path);
+    const char *reason = cJSON_GetStringValue(member(event, "reason"));
+    const char *note = cJSON_GetStringValue(member(event, "note"));
+    bool is_one =
+        reason != NULL && note != NULL && strcmp(reason, "Advice") == 0 && strncmp(note, field, strlen(field)) == 0;
+    cJSON_Delete(event);
+    return is_one;
+}
+
 static size_t count_advice(struct world *w, const char *field)
 {
-    struct dl_buf names;
-    size_t count = 0;
-    dl_buf_init(&names, 65536);
-    fake_api_count(w->rig.api, EVENTS, &names);
-    for (char *rest = names.data, *name; rest != NULL && (name = strsep(&rest, " ")) != NULL;) {
-        char path[256];
-        snprintf(path, sizeof path, EVENTS "/%s", name);
-        cJSON *event = fake_api_get(w->rig.api, path);
-        const char *reason = cJSON_GetStringValue(member(event, "reason"));
-        const char *note = cJSON_GetStringValue(member(event, "note"));
-        count +=
-            reason != NULL && note != NULL && strcmp(reason, "Advice") == 0 && strncmp(note, field, strlen(field)) == 0
-                ? 1
-                : 0;
-        cJSON_Delete(event);
-    }
-    dl_buf_release(&names);
-    return count;
+    return count_if(w, EVENTS, is_advice, field);
 }
 
 /* A spec that is accepted and will disappoint: each field is an event, once, and again only for a changed spec. */

@@ -247,22 +247,18 @@ static void test_failing_disk(void)
     for (long n = 1; n < 200 && !undisturbed; n += n < 12 ? 1 : 3) {
         uint64_t hashes[FRAGMENTS];
         new_dir();
-        fail_errno = ENOSPC;
         open_jobs(&rig, true);
         start_jobs(&rig);
         for (uint32_t f = 0; f < FRAGMENTS; f++) {
             submit(&rig, f, 1, 1);
         }
         CU_ASSERT_EQUAL(take_results(&rig, FRAGMENTS, hashes), 0);
-        operations = 0;
-        injected = 0;
-        fail_at = n;
+        fail_from(n, ENOSPC);
         for (uint32_t f = 0; f < FRAGMENTS; f++) {
             submit(&rig, f, 2, 1);
         }
         delayed += take_results(&rig, FRAGMENTS, hashes) > 0 ? 1 : 0;
-        undisturbed = injected == 0;
-        fail_at = 0;
+        undisturbed = !fail_no_more();
         close_jobs(&rig);
         check_restored(&rig, hashes);
         CU_ASSERT_EQUAL(count_files(".bin"), 2 * FRAGMENTS);
@@ -315,9 +311,7 @@ static void test_stop_at_any_time(void)
         new_dir();
         open_jobs(&rig, true);
         start_jobs(&rig);
-        fail_errno = ENOSPC;
-        operations = 0;
-        fail_at = n % 2 == 0 ? 0 : n;
+        fail_from(n % 2 == 0 ? 0 : n, ENOSPC);
         for (uint32_t f = 0; f < FRAGMENTS; f++) {
             submit(&rig, f, 1, 1);
         }

@@ -1,8 +1,6 @@
 /* sy_store: every commit is there in full or not at all, whatever fails when. */
 #include "tests/unit/store_rig.h"
 
-/* --- tests --- */
-
 static void test_restores_what_was_committed(void)
 {
     new_dir();
@@ -74,21 +72,14 @@ static void fail_each_operation(int error, enum dl_rc expected)
     uint32_t failures = 0;
     uint32_t successes = 0;
     for (long n = 1; n < 200 && successes < 3; n++) {
-        new_dir();
-        struct sy_store *store = reopen(NULL);
-        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 1, &err), DL_OK);
-        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, &err), DL_OK);
-        fail_errno = error;
-        operations = 0;
-        injected = 0;
-        fail_at = n;
-        enum dl_rc rc = commit(store, 0, 3, &err);
-        fail_at = 0;
+        enum dl_rc rc;
+        bool hit;
+        struct sy_store *store = fail_third(commit, n, error, &rc, &hit, &err);
         if (rc == DL_OK) {
-            successes += injected == 0 ? 1 : 0;
+            successes += hit ? 0 : 1;
         } else {
             failures++;
-            CU_ASSERT(injected > 0);
+            CU_ASSERT_TRUE(hit);
             CU_ASSERT(rc == expected || (rc == DL_EIO && expected == DL_EFULL));
             CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "fragment 0 version 3"));
         }
@@ -138,8 +129,6 @@ static uint64_t deliver(struct sy_store *store, uint64_t first, uint32_t count)
     return traced;
 }
 
-static int count_rows(const char *query);
-
 /* Several fragments at once: all or none. */
 static void fail_each_operation_of_many(int error)
 {
@@ -150,14 +139,10 @@ static void fail_each_operation_of_many(int error)
         new_dir();
         struct sy_store *store = reopen(NULL);
         CU_ASSERT_EQUAL_FATAL(commit_all(store, 4, 1, &err), DL_OK);
-        fail_errno = error;
-        operations = 0;
-        injected = 0;
-        fail_at = n;
+        fail_from(n, error);
         CU_ASSERT_EQUAL(deliver(store, 1, 7), 0);
         enum dl_rc rc = commit_all(store, 4, 2, &err);
-        fail_at = 0;
-        undisturbed = injected == 0;
+        undisturbed = !fail_no_more();
         failures += rc != DL_OK ? 1 : 0;
         if (n % 2 == 0) {
             store = reopen(store); /* The process died. */
@@ -217,15 +202,13 @@ static void test_opening_fails_cleanly(void)
         new_dir();
         struct sy_store *store = NULL;
         struct dl_err err = {.text = ""};
-        operations = 0;
-        injected = 0;
-        fail_at = n;
+        fail_from(n, EIO);
         enum dl_rc rc = open_as(&store, "demo", 0, &err);
-        fail_at = 0;
-        opened = rc == DL_OK && injected == 0;
+        bool hit = fail_no_more();
+        opened = rc == DL_OK && !hit;
         if (rc != DL_OK) {
             failures++;
-            CU_ASSERT(injected > 0);
+            CU_ASSERT_TRUE(hit);
             CU_ASSERT_PTR_NULL(store);
             CU_ASSERT(err.text[0] != '\0');
         }
@@ -349,10 +332,10 @@ static void test_old_files_wait_to_be_removed(void)
         CU_ASSERT_EQUAL_FATAL(sy_store_commit(store, &what, 1, &err), DL_OK);
         CU_ASSERT_EQUAL(count_files(".bin"), DL_MIN(version, SY_STORE_KEEP + 1));
     }
-    fail_at = operations + 1;
+    fail_from(1, EIO);
     struct sy_store_commit next = describe(0, 6);
     CU_ASSERT_NOT_EQUAL(sy_store_commit(store, &next, 1, &err), DL_OK);
-    fail_at = 0;
+    CU_ASSERT_TRUE(fail_no_more());
     sy_store_tidy(store);
     CU_ASSERT_EQUAL(count_files(".bin"), SY_STORE_KEEP);
     check_holds(store, 0, 5);
@@ -395,21 +378,6 @@ static void test_folder_belongs_to_one_shard(void)
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "shard 0"));
     CU_ASSERT_PTR_NULL(store);
     remove_dir();
-}
-
-static int count_rows(const char *sql)
-{
-    char path[128];
-    sqlite3 *db = NULL;
-    sqlite3_stmt *statement = NULL;
-    snprintf(path, sizeof path, "%s/tape.db", dir);
-    CU_ASSERT_EQUAL_FATAL(sqlite3_open_v2(path, &db, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
-    CU_ASSERT_EQUAL_FATAL(sqlite3_prepare_v2(db, sql, -1, &statement, NULL), SQLITE_OK);
-    CU_ASSERT_EQUAL_FATAL(sqlite3_step(statement), SQLITE_ROW);
-    int count = sqlite3_column_int(statement, 0);
-    sqlite3_finalize(statement);
-    sqlite3_close(db);
-    return count;
 }
 
 static void test_tape(void)
@@ -480,212 +448,6 @@ static void test_trace_is_bounded(void)
     remove_dir();
 }
 
-/* --- the ledger of the data -------------------------------------------------------------------------------------- */
-
-static struct sy_lease lease_to(const char *uid, uint64_t nonce, uint64_t number, uint64_t first, uint64_t count)
-{
-    struct sy_lease lease = {
-        .lease = number, .first = first, .count = count, .learner = 3, .admission = 7, .nonce = nonce};
-    snprintf(lease.uid, sizeof lease.uid, "%s", uid);
-    return lease;
-}
-
-static enum dl_rc grant(struct sy_store *store, const struct sy_lease *leases, uint32_t count, struct dl_err *err)
-{
-    struct sy_ledger_changes changes = {.serial = 1, .leases = leases, .lease_count = count};
-    return sy_store_write_ledger(store, &changes, err);
-}
-
-/* As `commit`, and participant "a" has seen its leases up to this cursor. */
-static enum dl_rc commit_seen(struct sy_store *store, uint64_t version, uint64_t lease, uint64_t cursor,
-                              struct dl_err *err)
-{
-    struct sy_store_participant who[2];
-    struct sy_store_commit what = describe(0, version);
-    memcpy(who, what.participants, sizeof who);
-    who[0].lease = lease;
-    who[0].cursor = cursor;
-    what.participants = who;
-    return commit_and_tidy(store, &what, 1, err);
-}
-
-static struct sy_ledger_state read_ledger(struct sy_store *store)
-{
-    struct sy_ledger_state ledger;
-    struct dl_err err;
-    CU_ASSERT_EQUAL_FATAL(sy_store_read_ledger(store, 8, &ledger, &err), DL_OK);
-    return ledger;
-}
-
-static void free_ledger(struct sy_ledger_state *ledger)
-{
-    free(ledger->leases);
-    free(ledger->ranges);
-}
-
-/* J8: counted with the commit that says so, returned and leased again, read back by the next process. */
-static void test_ledger(void)
-{
-    struct dl_err err;
-    new_dir();
-    struct sy_store *store = reopen(NULL);
-    struct sy_ledger_state ledger = read_ledger(store);
-    CU_ASSERT(ledger.lease_count == 0 && ledger.range_count == 0 && ledger.next_lease == 1 && ledger.positions == 0);
-    free_ledger(&ledger);
-    struct sy_lease leases[3] = {lease_to("a", UINT64_MAX, 1, 0, 100), lease_to("a", UINT64_MAX, 2, 100, 100),
-                                 lease_to("c", 5, 3, 200, 40)};
-    CU_ASSERT_EQUAL(grant(store, leases, 3, &err), DL_OK);
-    CU_ASSERT_EQUAL(commit_seen(store, 1, 1, 60, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT sum(counted) FROM leases"), 60);
-    CU_ASSERT_EQUAL(commit_seen(store, 2, 1, 50, &err), DL_OK); /* Older news. */
-    CU_ASSERT_EQUAL(count_rows("SELECT sum(counted) FROM leases"), 60);
-    CU_ASSERT_EQUAL(commit_seen(store, 3, 2, 10, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT sum(counted) FROM leases"), 110);
-    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM leases WHERE state = 'counted' AND lease = 1"), 1);
-    CU_ASSERT_EQUAL(count_rows("SELECT cursor FROM participants WHERE version = 3 AND uid = 'a' AND lease = 2"), 10);
-    /* Another's lease is not counted by a push of "a". */
-    CU_ASSERT_EQUAL(commit_seen(store, 4, 3, 40, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT counted FROM leases WHERE lease = 3"), 0);
-    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM coverage_faults"), 0);
-    /* "c" is gone: what it had goes back, and some of it out again. */
-    leases[2].state = SY_LEASE_RETURNED;
-    struct sy_range queue = {.first = 200, .count = 40};
-    struct sy_ledger_changes changes = {.serial = 2,
-                                        .leases = &leases[2],
-                                        .lease_count = 1,
-                                        .ranges_changed = true,
-                                        .ranges = &queue,
-                                        .range_count = 1};
-    CU_ASSERT_EQUAL(sy_store_write_ledger(store, &changes, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM coverage_faults"), 0);
-    struct sy_lease again = lease_to("d", 6, 4, 200, 30);
-    queue = (struct sy_range){.first = 230, .count = 10};
-    changes.leases = &again;
-    CU_ASSERT_EQUAL(sy_store_write_ledger(store, &changes, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM coverage_faults"), 0);
-    CU_ASSERT_EQUAL(count_rows("SELECT sum(count) FROM coverage"), 240);
-    CU_ASSERT_EQUAL(count_rows("SELECT sum(count) FROM coverage WHERE what = 'queued'"), 10);
-    store = reopen(reopen(store)); /* J8: two restarts in a row. */
-    ledger = read_ledger(store);
-    CU_ASSERT_EQUAL_FATAL(ledger.lease_count, 2); /* Lease 4; and 2, counted in full, by which "a" is known. */
-    CU_ASSERT(ledger.leases[0].lease == 2 && ledger.leases[0].state == SY_LEASE_COUNTED);
-    CU_ASSERT(ledger.leases[1].lease == 4 && ledger.leases[1].state == SY_LEASE_HELD && ledger.leases[1].nonce == 6);
-    CU_ASSERT_STRING_EQUAL(ledger.leases[1].uid, "d");
-    CU_ASSERT(ledger.range_count == 1 && ledger.ranges[0].first == 230 && ledger.ranges[0].count == 10);
-    CU_ASSERT(ledger.next_lease == 5 && ledger.positions == 240 && ledger.counted == 200);
-    free_ledger(&ledger);
-    sy_store_close(store);
-    remove_dir();
-}
-
-/* What the view says of a ledger that is wrong. */
-static void test_coverage_faults(void)
-{
-    struct dl_err err;
-    new_dir();
-    struct sy_store *store = reopen(NULL);
-    struct sy_lease leases[3] = {lease_to("a", 1, 1, 0, 100), lease_to("b", 2, 2, 90, 100),
-                                 lease_to("c", 3, 3, 200, 10)};
-    CU_ASSERT_EQUAL(grant(store, leases, 3, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM coverage_faults"), 2);
-    CU_ASSERT_EQUAL(count_rows("SELECT count FROM coverage_faults WHERE fault = 'twice' AND first = 90"), 10);
-    CU_ASSERT_EQUAL(count_rows("SELECT count FROM coverage_faults WHERE fault = 'lost' AND first = 190"), 10);
-    leases[2].state = SY_LEASE_RETURNED; /* And never queued: lost up to the high-water mark. */
-    CU_ASSERT_EQUAL(grant(store, &leases[2], 1, &err), DL_OK);
-    CU_ASSERT_EQUAL(count_rows("SELECT max(first + count) FROM coverage_faults WHERE fault = 'lost'"), 210);
-    sy_store_close(store);
-    remove_dir();
-}
-
-/* Every operation fails in turn: a change is there in full or not at all, and can be made again. */
-static void test_ledger_on_a_failing_disk(void)
-{
-    struct dl_err err;
-    uint32_t failures = 0;
-    bool undisturbed = false;
-    for (long n = 1; n < 100 && !undisturbed; n++) {
-        new_dir();
-        struct sy_store *store = reopen(NULL);
-        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 1, &err), DL_OK);
-        struct sy_lease leases[2] = {lease_to("a", 1, 1, 0, 100), lease_to("a", 1, 2, 120, 80)};
-        struct sy_range queue = {.first = 100, .count = 20};
-        struct sy_ledger_changes changes = {.serial = 1,
-                                            .leases = leases,
-                                            .lease_count = 2,
-                                            .ranges_changed = true,
-                                            .ranges = &queue,
-                                            .range_count = 1};
-        fail_errno = n % 2 == 0 ? ENOSPC : EIO;
-        operations = 0;
-        injected = 0;
-        fail_at = n;
-        enum dl_rc rc = sy_store_write_ledger(store, &changes, &err);
-        fail_at = 0;
-        undisturbed = injected == 0;
-        failures += rc != DL_OK ? 1 : 0;
-        CU_ASSERT(rc == DL_OK || rc == DL_EIO || rc == DL_EFULL);
-        store = n % 3 == 0 ? reopen(store) : store;
-        struct sy_ledger_state ledger = read_ledger(store);
-        bool there = ledger.lease_count == 2 && ledger.range_count == 1 && ledger.positions == 200;
-        bool nothing = ledger.lease_count == 0 && ledger.range_count == 0 && ledger.positions == 0;
-        CU_ASSERT(there || (nothing && rc != DL_OK));
-        free_ledger(&ledger);
-        CU_ASSERT_EQUAL(sy_store_write_ledger(store, &changes, &err), DL_OK);
-        store = reopen(store);
-        CU_ASSERT_EQUAL(count_rows("SELECT count(*) FROM coverage_faults"), 0);
-        CU_ASSERT_EQUAL(count_rows("SELECT sum(count) FROM coverage"), 200);
-        sy_store_close(store);
-        remove_dir();
-    }
-    CU_ASSERT(undisturbed && failures > 2);
-}
-
-/* Q7: a process that was paused changes nothing of its successor's ledger. */
-static void test_ledger_is_fenced(void)
-{
-    struct dl_err err;
-    new_dir();
-    struct sy_store *stale = reopen(NULL), *next = reopen(NULL);
-    struct sy_lease lease = lease_to("a", 1, 1, 0, 100);
-    CU_ASSERT_EQUAL(grant(stale, &lease, 1, &err), DL_ECONFLICT);
-    CU_ASSERT_EQUAL(grant(next, &lease, 1, &err), DL_OK);
-    sy_store_close(next);
-    sy_store_close(stale);
-    remove_dir();
-}
-
-/* A folder from before the ledger goes on. */
-static void test_older_folder(void)
-{
-    struct dl_err err;
-    new_dir();
-    struct sy_store *store = reopen(NULL);
-    CU_ASSERT_EQUAL(commit(store, 0, 1, &err), DL_OK);
-    sy_store_close(store);
-    char path[128];
-    snprintf(path, sizeof path, "%s/tape.db", dir);
-    sqlite3 *db = NULL;
-    CU_ASSERT_EQUAL_FATAL(sqlite3_open(path, &db), SQLITE_OK);
-    CU_ASSERT_EQUAL(
-        sqlite3_exec(db,
-                     "DROP VIEW coverage_faults; DROP VIEW coverage; DROP TABLE leases; DROP TABLE returned;"
-                     "ALTER TABLE participants DROP COLUMN lease; ALTER TABLE participants DROP COLUMN cursor;"
-                     "UPDATE meta SET value = '1' WHERE key = 'schema'",
-                     NULL, NULL, NULL),
-        SQLITE_OK);
-    sqlite3_close(db);
-    store = reopen(NULL);
-    check_holds(store, 0, 1);
-    struct sy_lease lease = lease_to("a", UINT64_MAX, 1, 0, 100);
-    CU_ASSERT_EQUAL(grant(store, &lease, 1, &err), DL_OK);
-    CU_ASSERT_EQUAL(commit_seen(store, 2, 1, 20, &err), DL_OK);
-    store = reopen(reopen(store));
-    CU_ASSERT_EQUAL(count_rows("SELECT counted FROM leases"), 20);
-    CU_ASSERT_EQUAL(count_rows("SELECT lease FROM participants WHERE version = 1 LIMIT 1"), 0);
-    sy_store_close(store);
-    remove_dir();
-}
-
 UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_committed},
           {"keeps two versions", test_keeps_two_versions}, {"io errors", test_io_errors}, {"full disk", test_full_disk},
           {"many at once", test_many_at_once}, {"opening fails cleanly", test_opening_fails_cleanly},
@@ -694,6 +456,4 @@ UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_commit
           {"stale process is fenced", test_stale_process_is_fenced},
           {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape},
           {"J9 job in the tape", test_job_is_in_the_tape_where_it_changed},
-          {"J9 trace is bounded", test_trace_is_bounded}, {"J8 ledger", test_ledger},
-          {"J8 coverage faults", test_coverage_faults}, {"J8 ledger on a failing disk", test_ledger_on_a_failing_disk},
-          {"Q7 ledger is fenced", test_ledger_is_fenced}, {"older folder", test_older_folder})
+          {"J9 trace is bounded", test_trace_is_bounded})

@@ -136,17 +136,10 @@ static void fail_each_operation(int error)
     uint32_t failures = 0;
     bool undisturbed = false;
     for (long n = 1; n < 200 && !undisturbed; n++) {
-        new_dir();
-        struct sy_store *store = reopen(NULL);
-        CU_ASSERT_EQUAL_FATAL(commit_draft(store, 0, 1, &err), DL_OK);
-        CU_ASSERT_EQUAL_FATAL(commit(store, 0, 2, &err), DL_OK);
-        fail_errno = error;
-        operations = 0;
-        injected = 0;
-        fail_at = n;
-        enum dl_rc rc = commit_draft(store, 0, 3, &err);
-        fail_at = 0;
-        undisturbed = injected == 0;
+        enum dl_rc rc;
+        bool hit;
+        struct sy_store *store = fail_third(commit_draft, n, error, &rc, &hit, &err);
+        undisturbed = !hit;
         CU_ASSERT(rc == DL_OK || rc == DL_EFULL || rc == DL_EIO);
         failures += rc != DL_OK ? 1 : 0;
         store = n % 2 == 0 ? reopen(store) : store;
@@ -185,10 +178,7 @@ static void test_failing_disk_large(void)
             struct sy_store_content content = content_of(1, 1, LARGE_BYTES, LARGE_BYTES);
             struct sy_store_commit what = describe(1, 1);
             what.parameters_bytes = what.state_bytes = LARGE_BYTES;
-            fail_errno = ENOSPC;
-            operations = 0;
-            injected = 0;
-            fail_at = n;
+            fail_from(n, ENOSPC);
             enum dl_rc rc = sy_store_begin(store, &content, &what.draft, &err);
             rc = rc == DL_OK ? append(what.draft, large, LARGE_BYTES, 1u << 20, &err) : rc;
             rc = rc == DL_OK ? append(what.draft, large_state, LARGE_BYTES, 8u << 20, &err) : rc;
@@ -197,8 +187,7 @@ static void test_failing_disk_large(void)
             } else {
                 sy_store_abandon(what.draft);
             }
-            fail_at = 0;
-            undisturbed = injected == 0;
+            undisturbed = !fail_no_more();
             failures += rc != DL_OK ? 1 : 0;
             CU_ASSERT(rc == DL_OK || rc == DL_EFULL || rc == DL_EIO);
             store = reopen(store);
