@@ -9,17 +9,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "kernels store float32 
 
 static const struct dl_codec_kernels *kernels(void)
 {
-    switch (dl_isa_current()) {
-#ifdef __x86_64__
-    case DL_ISA_AVX512: return &dl_codec_avx512;
-    case DL_ISA_AVX2: return &dl_codec_avx2;
-#else
-    case DL_ISA_AVX512:
-    case DL_ISA_AVX2:
-#endif
-    case DL_ISA_PORTABLE: break;
-    }
-    return &dl_codec_portable;
+    return DL_ISA_PICK(&dl_codec_portable, &dl_codec_avx2, &dl_codec_avx512);
 }
 
 size_t dl_codec_block_bytes(enum dl_codec codec)

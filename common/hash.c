@@ -5,17 +5,7 @@
 
 static const struct dl_hash_impl *impl(void)
 {
-    switch (dl_isa_current()) {
-#ifdef __x86_64__
-    case DL_ISA_AVX512: return &dl_hash_avx512;
-    case DL_ISA_AVX2: return &dl_hash_avx2;
-#else
-    case DL_ISA_AVX512:
-    case DL_ISA_AVX2:
-#endif
-    case DL_ISA_PORTABLE: break;
-    }
-    return &dl_hash_portable;
+    return DL_ISA_PICK(&dl_hash_portable, &dl_hash_avx2, &dl_hash_avx512);
 }
 
 uint64_t dl_hash64(const void *bytes, size_t size, uint64_t seed)

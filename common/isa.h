@@ -15,6 +15,17 @@ enum dl_isa dl_isa_current(void);
 /* Makes kernels use `isa`; false, and nothing changes, when this machine or build does not offer it. */
 bool dl_isa_force(enum dl_isa isa);
 
+/* The implementation to use now: DL_ISA_PICK(&x_portable, &x_avx2, &x_avx512). Only x86-64 has the last two. */
+#ifdef __x86_64__
+#define DL_ISA_PICK(portable, avx2, avx512)                                                                            \
+    ({                                                                                                                 \
+        enum dl_isa isa_ = dl_isa_current();                                                                           \
+        isa_ == DL_ISA_AVX512 ? (avx512) : isa_ == DL_ISA_AVX2 ? (avx2) : (portable);                                  \
+    })
+#else
+#define DL_ISA_PICK(portable, avx2, avx512) (portable)
+#endif
+
 const char *dl_isa_name(enum dl_isa isa); /* "portable", "avx2", "avx512" */
 
 #endif

@@ -72,15 +72,22 @@ static const char *read_string(struct reader *reader, const struct dl_wire_field
     return NULL;
 }
 
+/* How many elements a list has. */
+static const char *read_count(struct reader *reader, const struct dl_wire_field *field, uint64_t *count)
+{
+    if (!read_uint(reader, 4, count)) {
+        return "cut off";
+    }
+    return *count > field->most ? "too many" : NULL;
+}
+
 static const char *read_fragments(struct reader *reader, const struct dl_wire_field *field,
                                   struct dl_wire_fragment *out, uint8_t *count_at)
 {
     uint64_t count;
-    if (!read_uint(reader, 4, &count)) {
-        return "cut off";
-    }
-    if (count > field->most) {
-        return "too many";
+    const char *fault = read_count(reader, field, &count);
+    if (fault != NULL) {
+        return fault;
     }
     int64_t previous = -1;
     for (uint64_t i = 0; i < count; i++) {
@@ -95,7 +102,7 @@ static const char *read_fragments(struct reader *reader, const struct dl_wire_fi
             .steps = (uint32_t)dl_le_get(at + 20, 4),
             .tokens = dl_le_get(at + 24, 8),
         };
-        const char *fault = dl_wire_fragment_fault(&out[i], previous);
+        fault = dl_wire_fragment_fault(&out[i], previous);
         if (fault != NULL) {
             return fault;
         }
@@ -111,15 +118,13 @@ static const char *read_trace(struct reader *reader, const struct dl_wire_field 
                               uint8_t *count_at)
 {
     uint64_t count;
-    if (!read_uint(reader, 4, &count)) {
-        return "cut off";
-    }
-    if (count > field->most) {
-        return "too many";
+    const char *fault = read_count(reader, field, &count);
+    if (fault != NULL) {
+        return fault;
     }
     for (uint64_t i = 0; i < count; i++) {
         for (size_t f = 0; f < DL_WIRE_TRACE_FIELDS; f++) {
-            const char *fault = read_field(reader, &dl_wire_trace_entry_fields[f], &entries[i]);
+            fault = read_field(reader, &dl_wire_trace_entry_fields[f], &entries[i]);
             if (fault != NULL) {
                 return fault;
             }

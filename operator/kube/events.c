@@ -38,6 +38,14 @@ struct op_recorder {
     uint64_t serial, sent, dropped;
 };
 
+static void free_series(struct series *series)
+{
+    free(series->key);
+    free(series->space);
+    free(series->name);
+    free(series);
+}
+
 static void forget(struct series *series)
 {
     struct op_recorder *recorder = series->recorder;
@@ -46,10 +54,7 @@ static void forget(struct series *series)
     op_timer_stop(recorder->loop, &series->flush);
     op_map_remove(&recorder->by_key, series->key);
     TAILQ_REMOVE(&recorder->all, series, all);
-    free(series->key);
-    free(series->space);
-    free(series->name);
-    free(series);
+    free_series(series);
 }
 
 static void on_sent(void *context, const struct op_result *result)
@@ -170,10 +175,7 @@ static struct series *new_series(struct op_recorder *recorder, const char *key, 
     bool is_built = series->key != NULL && series->space != NULL && series->name != NULL &&
                     op_map_put(&recorder->by_key, key, series, NULL) == DL_OK;
     if (!is_built) {
-        free(series->key);
-        free(series->space);
-        free(series->name);
-        free(series);
+        free_series(series);
         return NULL;
     }
     TAILQ_INSERT_TAIL(&recorder->all, series, all);

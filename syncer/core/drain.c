@@ -4,17 +4,6 @@
  * given up: learners' counters go on, so that the next pull covers what was pushed. What is merging becomes durable. */
 #include "syncer/core/state.h"
 
-static void settle_round(struct sy_core *core, uint32_t local)
-{
-    struct sy_round *round = &core->rounds[local];
-    if (round->state == SY_ROUND_GRACE) {
-        sy_round_close(core, local);
-    }
-    if (round->state == SY_ROUND_PULLING) {
-        sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
-    }
-}
-
 void sy_core_on_drain(struct sy_core *core, int64_t now_ns)
 {
     sy_event(core, now_ns);
@@ -24,7 +13,7 @@ void sy_core_on_drain(struct sy_core *core, int64_t now_ns)
             sy_seed_left(core, core->seeder);
         }
         for (uint32_t i = 0; i < core->fragments; i++) {
-            settle_round(core, i);
+            sy_round_settle(core, i);
         }
         sy_queue_note(core, false, "saving: no round is opened any more");
     }

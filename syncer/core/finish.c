@@ -60,14 +60,8 @@ void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const cha
 /* Past the soft deadline: a round with its quorum is merged, others are given up. */
 static void hurry(struct sy_core *core, uint32_t local)
 {
-    struct sy_round *round = &core->rounds[local];
-    if (round->state == SY_ROUND_GRACE) {
-        sy_round_close(core, local);
-    }
-    if (round->state == SY_ROUND_PULLING) {
-        sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
-    }
-    round->final_done = round->state == SY_ROUND_IDLE;
+    sy_round_settle(core, local);
+    core->rounds[local].final_done = core->rounds[local].state == SY_ROUND_IDLE;
 }
 
 void sy_finish_run(struct sy_core *core)

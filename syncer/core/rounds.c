@@ -373,6 +373,17 @@ void sy_round_abandon(struct sy_core *core, uint32_t local, enum dl_verdict verd
                   dl_verdict_name(verdict));
 }
 
+void sy_round_settle(struct sy_core *core, uint32_t local)
+{
+    struct sy_round *round = &core->rounds[local];
+    if (round->state == SY_ROUND_GRACE) {
+        sy_round_close(core, local);
+    }
+    if (round->state == SY_ROUND_PULLING) { /* Closing may have come short, too. */
+        sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
+    }
+}
+
 static void check_round(struct sy_core *core, uint32_t local)
 {
     struct sy_round *round = &core->rounds[local];

@@ -300,6 +300,8 @@ void sy_round_close(struct sy_core *core, uint32_t local);
 void sy_round_move(struct sy_round *round, enum sy_round_state to);
 /* Gives it up: what was received gets `verdict`. */
 void sy_round_abandon(struct sy_core *core, uint32_t local, enum dl_verdict verdict);
+/* Where nothing more is waited for: a round with its quorum is closed, one without is given up. */
+void sy_round_settle(struct sy_core *core, uint32_t local);
 /* The part's push gets its verdict and is forgotten. */
 void sy_part_decide(struct sy_core *core, uint32_t local, uint32_t member, enum dl_verdict verdict, bool tell,
                     enum sy_part_state state);

@@ -18,6 +18,7 @@ import time
 import xml.etree.ElementTree
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from lib import ensemble  # noqa: E402
 from lib.ensemble import TEXT, Failure, check, corpus, main, manifest  # noqa: E402
 
 PACED = ["--learner-arg", "--step-seconds", "--learner-arg", "0.02"]  # So that a run lasts long enough to be disturbed.
@@ -25,18 +26,8 @@ ENDLESS = {"training": {"tokenBudget": 10**12}}
 
 
 def wait(condition, seconds, what):
-    """Polls; unfinished files and refused connections count as not yet."""
-    end = time.monotonic() + seconds
-    last = None
-    while time.monotonic() < end:
-        try:
-            last = condition()
-            if last:
-                return last
-        except (Failure, OSError, KeyError, TypeError, ValueError, IndexError) as error:
-            last = error
-        time.sleep(0.02)
-    raise Failure(f"waited {seconds} s in vain for {what} (last: {last!r})")
+    """Unfinished files count as not yet, too."""
+    return ensemble.wait(condition, seconds, what, every=0.02, also=(Failure, IndexError))
 
 
 class Run:

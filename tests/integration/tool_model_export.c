@@ -10,20 +10,13 @@
 #include <sys/stat.h>
 
 #include "common/mem.h"
-#include "common/rng.h"
 #include "common/safetensors.h"
-#include "worker/model/blas.h"
+#include "tests/integration/tool_model.h"
 #include "worker/model/export.h"
-#include "worker/model/model.h"
 
 #define BATCH 2u
 
-struct export_case {
-    const char *name;
-    struct dl_model_spec spec;
-};
-
-static const struct export_case cases[] = {
+static const struct tool_case cases[] = {
     {"tied",
      {.vocab_size = 256,
       .width = 64,
@@ -62,20 +55,12 @@ static const struct export_case cases[] = {
       .init_std = 0.1}},
 };
 
-static void check(enum dl_rc rc, const struct dl_err *err)
-{
-    if (rc != DL_OK) {
-        fprintf(stderr, "model_export: %s\n", err->text);
-        exit(1);
-    }
-}
-
-static void run_case(const char *directory, const struct export_case *c)
+static void run_case(const char *directory, const struct tool_case *c)
 {
     struct dl_err err;
     struct wk_model *model = NULL;
     const struct wk_model_options options = {.batch_sequences = BATCH, .threads = 1, .seed = 21, .forward_only = true};
-    check(wk_model_new(&c->spec, &options, &model, &err), &err);
+    tool_check(wk_model_new(&c->spec, &options, &model, &err), &err);
     for (uint32_t i = 0; i < wk_model_tensor_count(model); i++) { /* Gains of one would hide that they are swapped. */
         const struct dl_tensor *tensor = &wk_model_tensors(model)[i];
         for (uint64_t j = 0; tensor->rank == 1 && j < tensor->shape[0]; j++) {
@@ -84,18 +69,13 @@ static void run_case(const char *directory, const struct export_case *c)
     }
     char path[1024];
     snprintf(path, sizeof path, "%s/%s", directory, c->name);
-    check(wk_model_export(model, path, &err), &err);
+    tool_check(wk_model_export(model, path, &err), &err);
     uint32_t count = BATCH * c->spec.sequence_length;
     DL_AUTO_FREE uint32_t *tokens = calloc(count, sizeof *tokens);
     DL_AUTO_FREE float *written = calloc(count, sizeof *written);
     DL_AUTO_FREE float *logits = calloc((size_t)count * c->spec.vocab_size, sizeof *logits);
-    struct dl_rng rng;
-    dl_rng_init(&rng, 1, 1);
-    for (uint32_t i = 0; i < count; i++) {
-        tokens[i] = (uint32_t)dl_rng_below(&rng, c->spec.vocab_size);
-        written[i] = (float)tokens[i];
-    }
-    check(wk_model_logits(model, tokens, BATCH, logits, &err), &err);
+    tool_draw(&c->spec, 1, 1, tokens, written, count);
+    tool_check(wk_model_logits(model, tokens, BATCH, logits, &err), &err);
     const struct dl_tensor tensors[] = {
         {.name = "tokens", .rank = 2, .shape = {BATCH, c->spec.sequence_length}},
         {.name = "logits", .rank = 3, .shape = {BATCH, c->spec.sequence_length, c->spec.vocab_size}},
@@ -107,21 +87,11 @@ static void run_case(const char *directory, const struct export_case *c)
         exit(1);
     }
     snprintf(path, sizeof path, "%s/%s/expected/logits.safetensors", directory, c->name);
-    check(dl_safetensors_write(path, tensors, data, 2, NULL, 0, &err), &err);
+    tool_check(dl_safetensors_write(path, tensors, data, 2, NULL, 0, &err), &err);
     wk_model_free(model);
 }
 
 int main(int argc, char **argv)
 {
-    struct wk_blas_report report;
-    struct dl_err err;
-    check(wk_blas_init(argc, argv, &report, &err), &err);
-    if (argc != 2) {
-        fprintf(stderr, "usage: model_export DIR\n");
-        return 2;
-    }
-    for (size_t i = 0; i < DL_COUNT_OF(cases); i++) {
-        run_case(argv[1], &cases[i]);
-    }
-    return 0;
+    return tool_main(argc, argv, cases, DL_COUNT_OF(cases), run_case);
 }

@@ -10,22 +10,15 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "common/rng.h"
 #include "common/safetensors.h"
+#include "tests/integration/tool_model.h"
 #include "worker/model/adamw.h"
-#include "worker/model/blas.h"
-#include "worker/model/model.h"
 
 #define STEPS 20u
 #define BATCH 3u
 #define PAIRS_MAX 32
 
-struct oracle_case {
-    const char *name;
-    struct dl_model_spec spec;
-};
-
-static const struct oracle_case cases[] = {
+static const struct tool_case cases[] = {
     {"tied",
      {.vocab_size = 256,
       .width = 64,
@@ -74,14 +67,6 @@ static const struct dl_inner_spec inner = {.learning_rate = 2e-3,
                                            .weight_decay = 0.1,
                                            .clip_norm = 0.5};
 
-static void check(enum dl_rc rc, const struct dl_err *err)
-{
-    if (rc != DL_OK) {
-        fprintf(stderr, "model_oracle: %s\n", err->text);
-        exit(1);
-    }
-}
-
 struct pairs {
     uint32_t count;
     struct dl_safetensors_pair pairs[PAIRS_MAX];
@@ -121,22 +106,12 @@ static void save(const char *directory, const char *name, const char *what, cons
     char path[1024];
     struct dl_err err;
     snprintf(path, sizeof path, "%s/%s.%s.safetensors", directory, name, what);
-    check(dl_safetensors_write(path, tensors, (const float *const *)arrays, count, pairs->pairs, pairs->count, &err),
-          &err);
+    tool_check(
+        dl_safetensors_write(path, tensors, (const float *const *)arrays, count, pairs->pairs, pairs->count, &err),
+        &err);
 }
 
-/* Whole numbers below 2^24 are exact in float32, the only type that is written. */
-static void draw(const struct dl_model_spec *spec, uint64_t stream, uint32_t *tokens, float *written, uint32_t count)
-{
-    struct dl_rng rng;
-    dl_rng_init(&rng, 5, stream);
-    for (uint32_t i = 0; i < count; i++) {
-        tokens[i] = (uint32_t)dl_rng_below(&rng, spec->vocab_size);
-        written[i] = (float)tokens[i];
-    }
-}
-
-static void save_before(const char *directory, const struct oracle_case *c, struct wk_model *model, float *tokens,
+static void save_before(const char *directory, const struct tool_case *c, struct wk_model *model, float *tokens,
                         float *targets)
 {
     uint32_t count = wk_model_tensor_count(model);
@@ -154,33 +129,33 @@ static void save_before(const char *directory, const struct oracle_case *c, stru
     save(directory, c->name, "before", tensors, arrays, count + 2, &pairs);
 }
 
-static void run_case(const char *directory, const struct oracle_case *c)
+static void run_case(const char *directory, const struct tool_case *c)
 {
     struct dl_err err;
     struct wk_model *model = NULL;
     struct wk_adamw *adamw = NULL;
     const struct wk_model_options options = {.batch_sequences = BATCH, .threads = 2, .seed = 9};
-    check(wk_model_new(&c->spec, &options, &model, &err), &err);
+    tool_check(wk_model_new(&c->spec, &options, &model, &err), &err);
     const struct dl_tensor *tensors = wk_model_tensors(model);
     uint32_t count = wk_model_tensor_count(model), batch = BATCH * c->spec.sequence_length;
-    check(wk_adamw_new(&inner, tensors, count, wk_model_parameters(model), wk_model_gradients(model),
-                       wk_model_pool(model), &adamw, &err),
-          &err);
+    tool_check(wk_adamw_new(&inner, tensors, count, wk_model_parameters(model), wk_model_gradients(model),
+                            wk_model_pool(model), &adamw, &err),
+               &err);
     DL_AUTO_FREE uint32_t *tokens = calloc((size_t)2 * STEPS * batch, sizeof *tokens);
     DL_AUTO_FREE float *written = calloc((size_t)2 * STEPS * batch, sizeof *written);
     uint32_t *targets = tokens + STEPS * batch;
-    draw(&c->spec, 1, tokens, written, STEPS * batch);
-    draw(&c->spec, 2, targets, written + STEPS * batch, STEPS * batch);
+    tool_draw(&c->spec, 5, 1, tokens, written, STEPS * batch);
+    tool_draw(&c->spec, 5, 2, targets, written + STEPS * batch, STEPS * batch);
     save_before(directory, c, model, written, written + STEPS * batch);
     double loss = 0;
     for (uint32_t step = 0; step < STEPS; step++) {
-        check(wk_model_forward_backward(model, tokens + step * batch, targets + step * batch, &loss, &err), &err);
+        tool_check(wk_model_forward_backward(model, tokens + step * batch, targets + step * batch, &loss, &err), &err);
         if (step == 0) {
             struct pairs first = {0};
             add_pair(&first, "loss", loss);
             save(directory, c->name, "gradients", tensors, wk_model_gradients(model), count, &first);
         }
-        check(wk_adamw_step(adamw, NULL, &err), &err);
+        tool_check(wk_adamw_step(adamw, NULL, &err), &err);
     }
     struct pairs last = {0};
     add_pair(&last, "loss", loss);
@@ -191,16 +166,5 @@ static void run_case(const char *directory, const struct oracle_case *c)
 
 int main(int argc, char **argv)
 {
-    struct wk_blas_report report;
-    struct dl_err err;
-    check(wk_blas_init(argc, argv, &report, &err), &err);
-    if (argc != 2) {
-        fprintf(stderr, "usage: model_oracle DIR\n");
-        return 2;
-    }
-    for (size_t i = 0; i < DL_COUNT_OF(cases); i++) {
-        run_case(argv[1], &cases[i]);
-        printf("%s\n", cases[i].name);
-    }
-    return 0;
+    return tool_main(argc, argv, cases, DL_COUNT_OF(cases), run_case);
 }

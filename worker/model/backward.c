@@ -16,25 +16,16 @@ struct backward_job {
     int accumulate;
 };
 
-static uint64_t first_row(uint32_t task)
-{
-    return (uint64_t)task * WK_ROW_TILE;
-}
-
-static uint64_t row_count(const struct wk_model *model, uint32_t task)
-{
-    return DL_MIN((uint64_t)WK_ROW_TILE, model->dims.rows - first_row(task));
-}
-
 static void norm_task(void *context, uint32_t task, uint32_t thread)
 {
     (void)thread;
     const struct backward_job *job = context;
     struct wk_activations *acts = &job->model->acts;
     uint32_t width = job->model->dims.width;
-    uint64_t row = first_row(task), at = row * width;
-    wk_rmsnorm_backward(job->dout + at, job->in + at, job->rstd + row, job->gain, row_count(job->model, task), width,
-                        job->accumulate, acts->dstream + at, acts->gain_parts + (uint64_t)task * width);
+    uint64_t row = wk_first_row(task), at = row * width;
+    wk_rmsnorm_backward(job->dout + at, job->in + at, job->rstd + row, job->gain,
+                        wk_row_count(job->model->dims.rows, task), width, job->accumulate, acts->dstream + at,
+                        acts->gain_parts + (uint64_t)task * width);
 }
 
 /* dstream (+)= gradient through a norm whose output's gradient is dnormed; dgain = sum over row tiles, in their order.
@@ -57,9 +48,9 @@ static void swiglu_task(void *context, uint32_t task, uint32_t thread)
     (void)thread;
     const struct backward_job *job = context;
     uint32_t ffn = job->model->dims.ffn;
-    uint64_t at = first_row(task);
+    uint64_t at = wk_first_row(task);
     wk_swiglu_backward(job->state->gate_up + at * 2 * ffn, job->model->acts.hidden + at * ffn,
-                       row_count(job->model, task), ffn);
+                       wk_row_count(job->model->dims.rows, task), ffn);
 }
 
 static void attention_task(void *context, uint32_t task, uint32_t thread)

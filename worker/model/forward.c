@@ -29,22 +29,12 @@ struct rows_job {
     uint64_t rows;
 };
 
-static uint64_t first_row(uint32_t task)
-{
-    return (uint64_t)task * WK_ROW_TILE;
-}
-
-static uint64_t row_count(const struct rows_job *job, uint32_t task)
-{
-    return DL_MIN((uint64_t)WK_ROW_TILE, job->rows - first_row(task));
-}
-
 static void embed_task(void *context, uint32_t task, uint32_t thread)
 {
     (void)thread;
     const struct rows_job *job = context;
     uint32_t width = job->model->dims.width;
-    for (uint64_t r = first_row(task), end = r + row_count(job, task); r < end; r++) {
+    for (uint64_t r = wk_first_row(task), end = r + wk_row_count(job->rows, task); r < end; r++) {
         memcpy(job->out + r * width, job->in + (uint64_t)job->tokens[r] * width, width * sizeof(float));
     }
 }
@@ -54,9 +44,9 @@ static void norm_task(void *context, uint32_t task, uint32_t thread)
     (void)thread;
     const struct rows_job *job = context;
     uint32_t width = job->model->dims.width;
-    uint64_t at = first_row(task);
-    wk_rmsnorm(job->in + at * width, job->gain, (float)job->model->spec.norm_epsilon, row_count(job, task), width,
-               job->out + at * width, job->rstd + at);
+    uint64_t at = wk_first_row(task);
+    wk_rmsnorm(job->in + at * width, job->gain, (float)job->model->spec.norm_epsilon, wk_row_count(job->rows, task),
+               width, job->out + at * width, job->rstd + at);
 }
 
 static void norm(struct wk_model *model, const float *in, const float *gain, uint64_t rows, float *out, float *rstd)
@@ -82,24 +72,15 @@ static void swiglu_task(void *context, uint32_t task, uint32_t thread)
     (void)thread;
     const struct rows_job *job = context;
     uint32_t ffn = job->model->dims.ffn;
-    uint64_t at = first_row(task);
-    wk_swiglu(job->state->gate_up + at * 2 * ffn, row_count(job, task), ffn, job->out + at * ffn);
+    uint64_t at = wk_first_row(task);
+    wk_swiglu(job->state->gate_up + at * 2 * ffn, wk_row_count(job->rows, task), ffn, job->out + at * ffn);
 }
 
 static void project(struct wk_model *model, const float *in, uint32_t in_width, const float *weight, uint32_t out_width,
                     uint64_t rows, float *out, const float *add)
 {
-    const struct wk_gemm gemm = {.transpose_b = true,
-                                 .m = (uint32_t)rows,
-                                 .n = out_width,
-                                 .k = in_width,
-                                 .a = in,
-                                 .lda = in_width,
-                                 .b = weight,
-                                 .ldb = in_width,
-                                 .c = out,
-                                 .ldc = out_width,
-                                 .add = add};
+    struct wk_gemm gemm = wk_gemm_projection(in, in_width, weight, out_width, rows, out);
+    gemm.add = add;
     wk_gemm_run(model->pool, &model->meter, &gemm, 1);
 }
 

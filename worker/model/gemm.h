@@ -37,6 +37,22 @@ struct wk_gemm {
     const float *add;
 };
 
+/* out[rows][out_width] = in[rows][in_width] weight[out_width][in_width]'. */
+static inline struct wk_gemm wk_gemm_projection(const float *in, uint32_t in_width, const float *weight,
+                                                uint32_t out_width, uint64_t rows, float *out)
+{
+    return (struct wk_gemm){.transpose_b = true,
+                            .m = (uint32_t)rows,
+                            .n = out_width,
+                            .k = in_width,
+                            .a = in,
+                            .lda = in_width,
+                            .b = weight,
+                            .ldb = in_width,
+                            .c = out,
+                            .ldc = out_width};
+}
+
 #define WK_GEMMS_MAX 4 /* Products in one job. */
 
 /* Products with fewer multiplications are one tile, and no tile has fewer than a quarter of it: OpenBLAS computes small

@@ -155,17 +155,8 @@ static void attend_task(void *context, uint32_t head, uint32_t thread)
 static void project(struct wk_generator *g, const float *in, uint32_t in_width, const float *weight, uint32_t out_width,
                     uint32_t rows, float *out, float beta)
 {
-    const struct wk_gemm gemm = {.transpose_b = true,
-                                 .m = rows,
-                                 .n = out_width,
-                                 .k = in_width,
-                                 .a = in,
-                                 .lda = in_width,
-                                 .b = weight,
-                                 .ldb = in_width,
-                                 .c = out,
-                                 .ldc = out_width,
-                                 .beta = beta};
+    struct wk_gemm gemm = wk_gemm_projection(in, in_width, weight, out_width, rows, out);
+    gemm.beta = beta;
     wk_gemm_run(g->model->pool, &g->model->meter, &gemm, 1);
 }
 

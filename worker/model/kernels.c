@@ -5,17 +5,7 @@
 
 static const struct wk_kernels *kernels(void)
 {
-    switch (dl_isa_current()) {
-#ifdef __x86_64__
-    case DL_ISA_AVX512: return &wk_kernels_avx512;
-    case DL_ISA_AVX2: return &wk_kernels_avx2;
-#else
-    case DL_ISA_AVX512:
-    case DL_ISA_AVX2:
-#endif
-    case DL_ISA_PORTABLE: break;
-    }
-    return &wk_kernels_portable;
+    return DL_ISA_PICK(&wk_kernels_portable, &wk_kernels_avx2, &wk_kernels_avx512);
 }
 
 void wk_exp_rows(float *x, uint64_t n)

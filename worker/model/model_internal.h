@@ -128,5 +128,15 @@ DL_MUST_CHECK enum dl_rc wk_check_tokens(const struct wk_model *model, const cha
                                          uint64_t count, struct dl_err *err);
 /* Element-wise work on row tiles. */
 uint32_t wk_row_tiles(uint64_t rows);
+/* The rows of a tile: its first, and how many they are. */
+static inline uint64_t wk_first_row(uint32_t tile)
+{
+    return (uint64_t)tile * WK_ROW_TILE;
+}
+static inline uint64_t wk_row_count(uint64_t rows, uint32_t tile)
+{
+    uint64_t left = rows - wk_first_row(tile);
+    return left < WK_ROW_TILE ? left : WK_ROW_TILE;
+}
 
 #endif

@@ -41,6 +41,22 @@ def corpus(path, kilobytes=400, seed=1):
 TEXT = "text.txt"  # The name under which every ensemble's folder holds a corpus.
 
 
+def wait(condition, seconds, what, every=0.05, also=()):
+    """Polls until `condition()` is true and returns its value; raises after `seconds`. Refused connections and missing keys
+    count as not yet, and so do the exceptions in `also`."""
+    end = time.monotonic() + seconds
+    last = None
+    while time.monotonic() < end:
+        try:
+            last = condition()
+            if last:
+                return last
+        except (OSError, KeyError, TypeError, ValueError, *also) as error:
+            last = error
+        time.sleep(every)
+    raise Failure(f"waited {seconds} s in vain for {what} (last: {last!r})")
+
+
 def merge(base, changes):
     for key, value in changes.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
@@ -196,20 +212,9 @@ class Ensemble:
                 values[name] = float(value)
         return values
 
-    def wait(self, condition, seconds, what, every=0.05):
-        """Polls until `condition()` is true and returns its value; raises after `seconds`. Refused connections and missing
-        keys count as not yet."""
-        end = time.monotonic() + seconds
-        last = None
-        while time.monotonic() < end:
-            try:
-                last = condition()
-                if last:
-                    return last
-            except (OSError, KeyError, TypeError, ValueError) as error:
-                last = error
-            time.sleep(every)
-        raise Failure(f"waited {seconds} s in vain for {what} (last: {last!r})")
+    @staticmethod
+    def wait(condition, seconds, what, every=0.05):
+        return wait(condition, seconds, what, every)
 
     def wait_exit(self, name, seconds, code=0):
         process = self.processes[name]
