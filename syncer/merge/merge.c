@@ -105,6 +105,28 @@ static struct tile tile_at(const struct slice_plan *plan, uint64_t index)
                          .elements = (size_t)elements};
 }
 
+/* Where an element lies in Theta, old and new. */
+static size_t place(const struct run *run, uint64_t offset)
+{
+    uint64_t piece = run->job->piece_elements;
+    return (size_t)(piece == 0 ? offset : offset + offset / piece * run->job->gap_elements);
+}
+
+/* Takes from the front of `rest` what lies in one piece of Theta. */
+static struct tile take_part(const struct run *run, struct tile *rest)
+{
+    uint64_t piece = run->job->piece_elements;
+    struct tile part = *rest;
+    if (piece != 0) {
+        part.blocks = (size_t)DL_MIN(rest->blocks, (piece - rest->offset % piece) / DL_BLOCK);
+        part.elements = DL_MIN(rest->elements, part.blocks * DL_BLOCK);
+    }
+    rest->offset += part.blocks * DL_BLOCK;
+    rest->blocks -= part.blocks;
+    rest->elements -= part.elements;
+    return part;
+}
+
 /* values = sum over pushes of factor * delta, in the pushes' order; neighbours of equal codec are read side by side. */
 static void sum_pushes(const struct run *run, const struct tile *tile, float *values, const float *const *ahead)
 {
@@ -152,41 +174,76 @@ static float *at_or_null(float *array, uint64_t offset)
     return array == NULL ? NULL : array + offset;
 }
 
-static void clear_gap(float *array, const struct tile *tile)
+static void clear_gap(float *array, const struct tile *part)
 {
     if (array != NULL) {
-        memset(array + tile->elements, 0, (tile->blocks * DL_BLOCK - tile->elements) * sizeof *array);
+        memset(array + part->elements, 0, (part->blocks * DL_BLOCK - part->elements) * sizeof *array);
     }
 }
 
 /* The outer step: values holds the gradient (but for the gain) and then the new Theta. */
-static void step(const struct run *run, const struct tile *tile, float *values)
+static void step(const struct run *run, const struct tile *part, float *values)
 {
     const struct sy_outer_state *outer = run->job->outer;
-    float *first = at_or_null(outer->first, tile->offset);
-    float *second = at_or_null(outer->second, tile->offset);
-    run->outer(&run->outer_factors, tile->plan->gain, run->job->theta + tile->offset, values, first, second,
-               tile->blocks);
+    float *first = at_or_null(outer->first, part->offset);
+    float *second = at_or_null(outer->second, part->offset);
+    run->outer(&run->outer_factors, part->plan->gain, run->job->theta + place(run, part->offset), values, first, second,
+               part->blocks);
     /* A learner's gap may hold anything; ours holds zeros, so that hashes of equal parameters are equal. */
-    clear_gap(values, tile);
-    clear_gap(first, tile);
-    clear_gap(second, tile);
+    clear_gap(values, part);
+    clear_gap(first, part);
+    clear_gap(second, part);
+    if (run->job->emit != NULL) {
+        run->job->emit(run->job->context, part->offset, values, part->blocks);
+    }
 }
 
 static void merge_and_step(const struct run *run, const struct tile *tile)
 {
     _Alignas(64) float values[TILE];
     const struct sy_outer_state *outer = run->job->outer;
-    const float *ahead[SY_AHEAD] = {run->job->theta + tile->offset, at_or_null(outer->first, tile->offset),
+    const float *ahead[SY_AHEAD] = {run->job->theta + place(run, tile->offset), at_or_null(outer->first, tile->offset),
                                     at_or_null(outer->second, tile->offset)};
     sum_pushes(run, tile, values, ahead);
     run->merge->partials[tile->index] = sum_squares(values, tile->blocks);
-    step(run, tile, values);
-    float *to = run->job->theta_out + tile->offset;
-    if (run->job->theta_out == run->job->theta) {
-        memcpy(to, values, tile->blocks * DL_BLOCK * sizeof *values);
-    } else {
-        store(run, to, values, tile->blocks);
+    for (struct tile rest = *tile; rest.blocks > 0;) {
+        struct tile part = take_part(run, &rest);
+        float *gradient = values + (part.offset - tile->offset);
+        float *to = run->job->theta_out + place(run, part.offset);
+        step(run, &part, gradient);
+        if (run->job->theta_out == run->job->theta) {
+            memcpy(to, gradient, part.blocks * DL_BLOCK * sizeof *gradient);
+        } else {
+            store(run, to, gradient, part.blocks);
+        }
+    }
+}
+
+static void leave_direction(const struct run *run, const struct tile *tile)
+{
+    _Alignas(64) float values[TILE];
+    sum_pushes(run, tile, values, NULL);
+    run->merge->partials[tile->index] = sum_squares(values, tile->blocks);
+    for (struct tile rest = *tile; rest.blocks > 0;) {
+        struct tile part = take_part(run, &rest);
+        store(run, run->directions + place(run, part.offset), values + (part.offset - tile->offset), part.blocks);
+    }
+}
+
+static void step_by_direction(const struct run *run, const struct tile *tile)
+{
+    for (struct tile rest = *tile; rest.blocks > 0;) {
+        struct tile part = take_part(run, &rest);
+        size_t at = place(run, part.offset);
+        if (run->directions == run->job->theta_out) {
+            step(run, &part, run->directions + at);
+        } else {
+            _Alignas(64) float values[TILE];
+            size_t bytes = part.blocks * DL_BLOCK * sizeof *values;
+            memcpy(values, run->directions + at, bytes);
+            step(run, &part, values);
+            memcpy(run->job->theta_out + at, values, bytes);
+        }
     }
 }
 
@@ -199,10 +256,7 @@ static void first_pass(void *context, uint64_t begin, uint64_t end)
         plan += index >= plan->first_tile + plan->tile_count;
         struct tile tile = tile_at(plan, index);
         if (plan->is_rda) {
-            _Alignas(64) float values[TILE];
-            sum_pushes(run, &tile, values, NULL);
-            run->merge->partials[index] = sum_squares(values, tile.blocks);
-            store(run, run->directions + tile.offset, values, tile.blocks);
+            leave_direction(run, &tile);
         } else {
             merge_and_step(run, &tile);
         }
@@ -222,14 +276,8 @@ static void second_pass(void *context, uint64_t begin, uint64_t end)
         }
         if (plan->is_mean_of_rda) {
             merge_and_step(run, &tile);
-        } else if (run->directions == run->job->theta_out) {
-            step(run, &tile, run->directions + tile.offset);
         } else {
-            _Alignas(64) float values[TILE];
-            size_t bytes = tile.blocks * DL_BLOCK * sizeof *values;
-            memcpy(values, run->directions + tile.offset, bytes);
-            step(run, &tile, values);
-            memcpy(run->job->theta_out + tile.offset, values, bytes);
+            step_by_direction(run, &tile);
         }
     }
     run->kernels->fence();
@@ -242,8 +290,8 @@ static void tell_ready(void *context, uint64_t end)
     const struct sy_merge_job *job = run->job;
     const struct slice_plan *last = &run->merge->slices[run->slice_count - 1];
     bool all = end == last->first_tile + last->tile_count;
-    job->ready(job->ready_context, all ? run->merge->layout->fragments[job->fragment].padded_elements
-                                       : tile_at(find_plan(run, end), end).offset);
+    job->ready(job->context, all ? run->merge->layout->fragments[job->fragment].padded_elements
+                                 : tile_at(find_plan(run, end), end).offset);
 }
 
 /* --- factors --- */
@@ -421,6 +469,7 @@ enum dl_rc sy_merge_run(struct sy_merge *merge, const struct dl_sync_spec *sync,
     assert(job->fragment < merge->layout->fragment_count);
     assert(job->push_count >= 1 && job->push_count <= merge->pushes_max);
     assert(((uintptr_t)job->theta_out | (uintptr_t)job->theta | (uintptr_t)job->scratch) % 64 == 0);
+    assert(job->piece_elements % DL_BLOCK == 0 && job->gap_elements % 16 == 0);
     uint32_t arrays = sy_outer_arrays(sync->outer.type);
     assert((arrays < 1 || job->outer->first != NULL) && (arrays < 2 || job->outer->second != NULL));
     const struct dl_fragment *fragment = &merge->layout->fragments[job->fragment];

@@ -59,14 +59,20 @@ struct sy_merge_job {
     uint32_t fragment;            /* Index in the layout. */
     const struct sy_push *pushes; /* At least 1, strictly ascending by learner id. */
     uint32_t push_count;
-    const float *theta;           /* Current version. All float arrays: padded_elements, aligned to 64 bytes. */
-    float *theta_out;             /* New version; may be `theta`. */
-    float *scratch;               /* Needed when theta_out is theta and RDA is used; may else be NULL. */
+    const float *theta; /* Current version. All float arrays: padded_elements, aligned to 64 bytes. */
+    float *theta_out;   /* New version; may be `theta`. */
+    float *scratch;     /* Needed when theta_out is theta and RDA is used; may else be NULL. */
+    /* These three lie in pieces of `piece_elements` (a multiple of DL_BLOCK) with `gap_elements` (a multiple of 16) between
+     * them, which are left alone. 0: in one. */
+    uint64_t piece_elements, gap_elements;
     struct sy_outer_state *outer; /* Updated in place. */
+    /* Given what is final of theta_out while it is in the cache, once each: `blocks` blocks from element `offset` on. From
+     * any of the pool's threads, several calls at a time. NULL: nobody is. */
+    void (*emit)(void *context, uint64_t offset, const float *values, size_t blocks);
     /* Told in the course of the run, from any of the pool's threads, one call at a time: the first `elements` of theta_out
-     * and of the optimiser's arrays are final and visible. Growing, the last time all of them. NULL: nobody is told. */
+     * and of the optimiser's arrays are final, visible and emitted. Growing, the last time all of them. NULL: nobody is told. */
     void (*ready)(void *context, uint64_t elements);
-    void *ready_context;
+    void *context; /* Of both. */
 };
 
 struct sy_merge_stats {

@@ -1,15 +1,19 @@
 #include "syncer/server/blob.h"
 
+#include <assert.h>
 #include <libwebsockets.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/codec.h"
-#include "common/hash.h"
 #include "common/mem.h"
 #include "common/wire.h"
 
 #define HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
+#define LINE_BYTES 64
+#define PAGE_BYTES 4096 /* What a disk takes directly begins at a multiple of it. */
+
+static_assert(LWS_PRE + HEAD_BYTES <= LINE_BYTES, "a frame's head fits before its data");
 
 static uint32_t data_of(const struct sy_blob *blob, uint32_t index)
 {
@@ -17,88 +21,150 @@ static uint32_t data_of(const struct sy_blob *blob, uint32_t index)
     return (uint32_t)DL_MIN(blob->bytes - offset, blob->chunk_bytes);
 }
 
+static uint8_t *data_at(const struct sy_blob *blob, uint32_t index)
+{
+    return blob->data + (size_t)index * blob->stride;
+}
+
 uint8_t *sy_blob_frame(const struct sy_blob *blob, uint32_t index, size_t *size)
 {
     *size = HEAD_BYTES + data_of(blob, index);
-    return blob->frames + (size_t)index * blob->stride + LWS_PRE;
+    return data_at(blob, index) - HEAD_BYTES;
 }
 
-struct filling {
-    struct sy_blob *blob;
-    const float *values;
-    uint32_t hashed; /* Chunks. */
-    struct dl_hash_stream content;
-};
-
-static void fill_chunks(void *context, uint64_t begin, uint64_t end)
+enum dl_rc sy_blob_new(const struct sy_blob_options *options, uint64_t padded_elements, struct sy_buffers *buffers,
+                       struct sy_blob **out, struct dl_err *err)
 {
-    const struct filling *filling = context;
-    struct sy_blob *blob = filling->blob;
-    size_t block_bytes = dl_codec_block_bytes(blob->codec);
-    for (uint32_t i = (uint32_t)begin; i < end; i++) {
-        size_t size;
-        uint8_t *frame = sy_blob_frame(blob, i, &size);
-        uint8_t *data = frame + HEAD_BYTES;
-        uint64_t offset = (uint64_t)i * blob->chunk_bytes;
-        size -= HEAD_BYTES;
-        dl_codec_encode(blob->codec, filling->values + offset / block_bytes * DL_BLOCK, size / block_bytes, data);
-        dl_wire_chunk_head(blob->transfer, offset, data, (uint32_t)size, frame);
-    }
-}
-
-/* In order, and soon, so that what is hashed is still in a cache. */
-static void hash_chunks(void *context, uint64_t end)
-{
-    struct filling *filling = context;
-    for (; filling->hashed < end; filling->hashed++) {
-        size_t size;
-        const uint8_t *frame = sy_blob_frame(filling->blob, filling->hashed, &size);
-        dl_hash_stream_add(&filling->content, frame + HEAD_BYTES, size - HEAD_BYTES);
-    }
-}
-
-enum dl_rc sy_blob_new(const struct sy_blob_options *options, const float *values, uint64_t padded_elements,
-                       struct sy_pool *pool, struct sy_buffers *buffers, struct sy_blob **out, struct dl_err *err)
-{
-    struct sy_blob *blob = calloc(1, sizeof *blob);
+    assert(padded_elements > 0 && padded_elements % DL_BLOCK == 0);
+    struct sy_blob *blob = dl_alloc_aligned(sizeof *blob);
     if (blob == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "encoding fragment %u: no memory", options->fragment);
+        return dl_err_set(err, DL_ENOMEM, "a new version of fragment %u: no memory", options->fragment);
     }
-    *blob = (struct sy_blob){.references = 1,
-                             .fragment = options->fragment,
-                             .version = options->version,
-                             .round = options->round,
-                             .participants = options->participants,
-                             .codec = options->codec,
-                             .transfer = options->version * DL_SPEC_FRAGMENTS_MAX + options->fragment,
-                             .bytes = dl_codec_bytes(options->codec, padded_elements),
-                             .buffers = buffers};
+    blob->fragment = options->fragment;
+    blob->version = options->version;
+    blob->round = options->round;
+    blob->participants = options->participants;
+    blob->codec = options->codec;
+    blob->transfer = options->version * DL_SPEC_FRAGMENTS_MAX + options->fragment;
+    blob->padded_elements = padded_elements;
+    blob->bytes = dl_codec_bytes(options->codec, padded_elements);
     blob->chunk_bytes = (uint32_t)DL_MIN(blob->bytes, dl_wire_chunk_data_bytes(options->codec));
+    blob->chunk_elements = blob->chunk_bytes / dl_codec_block_bytes(blob->codec) * DL_BLOCK;
     blob->chunk_count = (uint32_t)((blob->bytes + blob->chunk_bytes - 1) / blob->chunk_bytes);
-    blob->stride = (LWS_PRE + HEAD_BYTES + (size_t)blob->chunk_bytes + 63) & ~(size_t)63;
-    blob->frames = sy_buffers_take(buffers, blob->stride * blob->chunk_count);
-    if (blob->frames == NULL) {
+    size_t unit = blob->codec == DL_CODEC_NONE && blob->chunk_count > 1 ? PAGE_BYTES : LINE_BYTES;
+    blob->lead = unit;
+    blob->stride = (blob->lead + (size_t)blob->chunk_bytes + unit - 1) / unit * unit;
+    size_t last = (size_t)(blob->chunk_count - 1) * blob->stride + data_of(blob, blob->chunk_count - 1);
+    blob->buffers = buffers;
+    /* What is taken is aligned to lines. */
+    blob->memory = sy_buffers_take(buffers, unit - LINE_BYTES + blob->lead + last);
+    if (blob->memory == NULL) {
         free(blob);
-        return dl_err_set(err, DL_ENOMEM, "encoding fragment %u: no memory", options->fragment);
+        return dl_err_set(err, DL_ENOMEM, "a new version of fragment %u: no memory", options->fragment);
     }
-    struct filling filling = {.blob = blob, .values = values};
-    dl_hash_stream_init(&filling.content, 0);
-    sy_pool_run_told(pool, fill_chunks, hash_chunks, &filling, blob->chunk_count);
-    blob->content_hash = dl_hash_stream_result(&filling.content);
+    blob->data = (uint8_t *)(((uintptr_t)blob->memory + unit - 1) / unit * unit) + blob->lead;
+    atomic_init(&blob->references, 1);
+    dl_hash_stream_init(&blob->content, 0);
     *out = blob;
     return DL_OK;
 }
 
+float *sy_blob_values(const struct sy_blob *blob)
+{
+    return blob->codec == DL_CODEC_NONE ? (float *)(void *)blob->data : NULL;
+}
+
+uint64_t sy_blob_piece_elements(const struct sy_blob *blob)
+{
+    return blob->codec == DL_CODEC_NONE && blob->chunk_count > 1 ? blob->chunk_elements : 0;
+}
+
+uint64_t sy_blob_gap_elements(const struct sy_blob *blob)
+{
+    return sy_blob_piece_elements(blob) == 0 ? 0 : (blob->stride - blob->chunk_bytes) / sizeof(float);
+}
+
+void sy_blob_put(struct sy_blob *blob, uint64_t offset, const float *values, size_t blocks)
+{
+    while (blocks > 0) {
+        uint64_t chunk = offset / blob->chunk_elements;
+        uint64_t within = offset % blob->chunk_elements;
+        size_t here = (size_t)DL_MIN(blocks, (blob->chunk_elements - within) / DL_BLOCK);
+        dl_codec_encode(blob->codec, values, here,
+                        data_at(blob, (uint32_t)chunk) + dl_codec_bytes(blob->codec, within));
+        offset += here * DL_BLOCK;
+        values += here * DL_BLOCK;
+        blocks -= here;
+    }
+}
+
+void sy_blob_seal(struct sy_blob *blob, uint64_t elements)
+{
+    bool all = elements == blob->padded_elements;
+    uint32_t complete = all ? blob->chunk_count : (uint32_t)(elements / blob->chunk_elements);
+    for (; blob->sealed_count < complete; blob->sealed_count++) {
+        uint32_t size = data_of(blob, blob->sealed_count);
+        uint8_t *data = data_at(blob, blob->sealed_count);
+        dl_wire_chunk_head(blob->transfer, (uint64_t)blob->sealed_count * blob->chunk_bytes, data, size,
+                           data - HEAD_BYTES);
+        dl_hash_stream_add(&blob->content, data, size); /* Out of the cache. */
+    }
+    if (all) {
+        blob->content_hash = dl_hash_stream_result(&blob->content);
+    }
+}
+
+/* --- all at once --- */
+
+struct filling {
+    struct sy_blob *blob;
+    const float *values;
+    uint64_t piece_elements, gap_elements;
+};
+
+static uint64_t end_of(const struct filling *filling, uint64_t part)
+{
+    return DL_MIN((part + 1) * filling->piece_elements, filling->blob->padded_elements);
+}
+
+static void fill_parts(void *context, uint64_t begin, uint64_t end)
+{
+    const struct filling *filling = context;
+    for (uint64_t part = begin; part < end; part++) {
+        uint64_t offset = part * filling->piece_elements;
+        sy_blob_put(filling->blob, offset, filling->values + offset + part * filling->gap_elements,
+                    (size_t)((end_of(filling, part) - offset) / DL_BLOCK));
+    }
+}
+
+static void seal_parts(void *context, uint64_t end)
+{
+    const struct filling *filling = context;
+    sy_blob_seal(filling->blob, end_of(filling, end - 1));
+}
+
+void sy_blob_fill(struct sy_blob *blob, const float *values, uint64_t piece_elements, uint64_t gap_elements,
+                  struct sy_pool *pool)
+{
+    struct filling filling = {.blob = blob,
+                              .values = values,
+                              .piece_elements = piece_elements == 0 ? blob->chunk_elements : piece_elements,
+                              .gap_elements = piece_elements == 0 ? 0 : gap_elements};
+    uint64_t parts = (blob->padded_elements + filling.piece_elements - 1) / filling.piece_elements;
+    sy_pool_run_told(pool, fill_parts, seal_parts, &filling, parts);
+}
+
 struct sy_blob *sy_blob_hold(struct sy_blob *blob)
 {
-    blob->references++;
+    atomic_fetch_add_explicit(&blob->references, 1, memory_order_relaxed);
     return blob;
 }
 
 void sy_blob_drop(struct sy_blob *blob)
 {
-    if (blob != NULL && --blob->references == 0) {
-        sy_buffers_give(blob->buffers, blob->frames);
+    /* Whoever drops it last has seen what the others did with it. */
+    if (blob != NULL && atomic_fetch_sub_explicit(&blob->references, 1, memory_order_acq_rel) == 1) {
+        sy_buffers_give(blob->buffers, blob->memory);
         free(blob);
     }
 }

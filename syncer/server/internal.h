@@ -167,12 +167,10 @@ void sy_conn_release_queues(struct sy_conn *conn);
 /* --- times.c ---------------------------------------------------------------------------------------------------------
  */
 
-enum sy_stage {                /* Of a round, one after the other, but that encode and most of the broadcast are beside
-                                     * the commit. */
-                SY_STAGE_WAIT, /* From the pull to the first push's announcement. */
+enum sy_stage { /* Of a round, one after the other, but that most of the broadcast is beside the commit. */
+                SY_STAGE_WAIT,     /* From the pull to the first push's announcement. */
                 SY_STAGE_TRANSFER, /* Until the round was closed: pushes arrive; the grace window is in it. */
-                SY_STAGE_MERGE,    /* What the merge took. */
-                SY_STAGE_ENCODE,   /* Of the broadcast. */
+                SY_STAGE_MERGE,    /* What the merge took, the broadcast encoded in it. */
                 SY_STAGE_COMMIT,   /* From the end of the merge until it was durable. */
                 SY_STAGE_HELD,     /* Of it: the last chunk alone was left to send to some receiver, and waited. */
                 SY_STAGE_BROADCAST, /* From when sending could begin until the last receiver's last byte was given to its socket. */
@@ -282,7 +280,7 @@ struct sy_server {
     uint32_t last_fragment, last_have;
     double agreement; /* Of the last merge: sy_merge_stats. */
     struct {          /* Per round, but for `push`: from a push's announcement to its last byte. */
-        struct dl_histogram collect, merge, commit, encode, total, push;
+        struct dl_histogram collect, merge, commit, total, push;
     } seconds;
     struct sy_recent recent[SY_STAGE_COUNT];
     char *status_text, *metrics_text; /* Cached. */

@@ -75,6 +75,7 @@ void sy_job_free(struct sy_job *job)
 {
     if (job != NULL) {
         sy_blob_drop(job->blob);
+        sy_blob_drop(job->making);
         free(job->inputs);
         free((void *)(uintptr_t)job->ledger.leases);
         free((void *)(uintptr_t)job->ledger.ranges);
@@ -166,7 +167,10 @@ static void free_parts(struct sy_jobs *jobs)
     sy_merge_free(jobs->merge);
     jobs->merge = NULL;
     for (uint32_t i = 0; jobs->parts != NULL && i < jobs->options.fragment_count; i++) {
-        free(jobs->parts[i].theta);
+        if (jobs->parts[i].blob == NULL) {
+            free(jobs->parts[i].theta);
+        }
+        sy_blob_drop(jobs->parts[i].blob);
         free(jobs->parts[i].state);
         jobs->parts[i] = (struct sy_job_part){0};
     }
@@ -178,7 +182,7 @@ enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layo
     free_parts(jobs);
     jobs->layout = layout;
     uint64_t padded_max = 0;
-    bool complete = true;
+    bool complete = true, in_frames = jobs->options.spec->sync.broadcast_compression == DL_CODEC_NONE;
     for (uint32_t i = 0; i < jobs->options.fragment_count; i++) {
         uint32_t fragment = jobs->options.shard + i * jobs->options.spec->syncer.shards;
         padded_max = DL_MAX(padded_max, layout->fragments[fragment].padded_elements);
@@ -189,12 +193,12 @@ enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layo
         part->padded = layout->fragments[fragment].padded_elements;
         part->state_bytes = sy_jobs_arrays(jobs) * part->padded * sizeof(float) + SY_OUTER_TRAILER_BYTES;
         /* All as large as the largest, since the spare takes turns with them. */
-        part->theta = dl_alloc_aligned(padded_max * sizeof(float));
+        part->theta = in_frames ? NULL : dl_alloc_aligned(padded_max * sizeof(float));
         part->state = dl_alloc_aligned(part->state_bytes);
-        complete = complete && part->theta != NULL && part->state != NULL;
+        complete = complete && (in_frames || part->theta != NULL) && part->state != NULL;
     }
-    jobs->spare = dl_alloc_aligned(padded_max * sizeof(float));
-    if (!complete || jobs->spare == NULL) {
+    jobs->spare = in_frames ? NULL : dl_alloc_aligned(padded_max * sizeof(float));
+    if (!complete || (!in_frames && jobs->spare == NULL)) {
         free_parts(jobs);
         return dl_err_set(err, DL_ENOMEM, "no memory for %u fragments of up to %" PRIu64 " parameters",
                           jobs->options.fragment_count, padded_max);
@@ -202,20 +206,47 @@ enum dl_rc sy_jobs_set_layout(struct sy_jobs *jobs, const struct dl_layout *layo
     return sy_merge_new(layout, jobs->pool, jobs->inputs_max, &jobs->merge, err);
 }
 
+static enum dl_rc restore_into(struct sy_jobs *jobs, struct sy_job_part *part, uint32_t fragment, float *theta,
+                               struct sy_blob **blob, char *damage, struct dl_err *err)
+{
+    struct sy_store_version version = {0};
+    enum dl_rc rc = sy_store_load(jobs->options.store, fragment, theta, part->padded * sizeof(float), part->state,
+                                  part->state_bytes, &version, damage, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    const struct sy_blob_options options = {.fragment = fragment,
+                                            .version = version.version,
+                                            .round = version.round,
+                                            .participants = version.participants,
+                                            .codec = jobs->options.spec->sync.broadcast_compression};
+    rc = sy_blob_new(&options, part->padded, jobs->options.buffers, blob, err);
+    if (rc == DL_OK) {
+        sy_blob_fill(*blob, theta, 0, 0, jobs->pool);
+    }
+    return rc;
+}
+
 enum dl_rc sy_jobs_restore(struct sy_jobs *jobs, uint32_t local, struct sy_blob **blob, char *damage,
                            struct dl_err *err)
 {
     struct sy_job_part *part = &jobs->parts[local];
     uint32_t fragment = jobs->options.shard + local * jobs->options.spec->syncer.shards;
-    struct sy_store_version version = {0};
-    enum dl_rc rc = sy_store_load(jobs->options.store, fragment, part->theta, part->padded * sizeof(float), part->state,
-                                  part->state_bytes, &version, damage, err);
-    const struct sy_blob_options encoded = {.fragment = fragment,
-                                            .version = version.version,
-                                            .round = version.round,
-                                            .participants = version.participants,
-                                            .codec = jobs->options.spec->sync.broadcast_compression};
-    return rc != DL_OK ? rc : sy_jobs_encode(jobs, &encoded, part, blob, err);
+    if (jobs->options.spec->sync.broadcast_compression != DL_CODEC_NONE) {
+        return restore_into(jobs, part, fragment, part->theta, blob, damage, err);
+    }
+    float *read = sy_buffers_take(jobs->options.buffers, part->padded * sizeof(float));
+    if (read == NULL) {
+        return dl_err_set(err, DL_ENOMEM, "reading fragment %u: no memory", fragment);
+    }
+    enum dl_rc rc = restore_into(jobs, part, fragment, read, blob, damage, err);
+    sy_buffers_give(jobs->options.buffers, read);
+    if (rc == DL_OK) {
+        sy_blob_drop(part->blob);
+        part->blob = sy_blob_hold(*blob);
+        part->theta = sy_blob_values(*blob);
+    }
+    return rc;
 }
 
 enum dl_rc sy_jobs_start(struct sy_jobs *jobs, void (*wake)(void *context), void *context, struct dl_err *err)

@@ -1,12 +1,11 @@
 /* sy_jobs: the threads that alone touch parameters and optimiser state.
  *
- * A job is one closed round: merge (or take the first state), commit to the store, encode for sending; or something that is
- * only committed, a change of the ledger, a checkpoint. The merge thread (with a pool of compute threads) merges and
- * encodes, the commit thread makes durable: it follows a large version while it is being merged, so that most of it is on
- * the disk when the merge is done, and has the disk finish while the broadcast is encoded. So one fragment is committed
- * while the next is merged. Commits are made in the order of the jobs, small ones that wait together; the network thread
- * never waits for them: results are posted back, when a version is durable *and* encoded, and announced by a wake-up call.
- * A version of several chunks that is encoded first is handed out at once, for all but its last chunk to be sent meanwhile.
+ * A job is one closed round: merge (or take the first state) into what will be sent, commit to the store; or something that
+ * is only committed, a change of the ledger, a checkpoint. The merge thread (with a pool of compute threads) merges,
+ * encoding and hashing what is in its caches, the commit thread makes durable: it follows a large version while it is being
+ * merged, so that most of it is on the disk when the merge is done. So one fragment is committed while the next is merged. Commits are made in the order of the jobs, small ones that wait together; the network thread
+ * never waits for them: results are posted back, when a version is durable, and announced by a wake-up call.
+ * A version of several chunks that is not durable yet is handed out at once, for all but its last chunk to be sent meanwhile.
  * A commit that fails for lack of room or an I/O error is tried again with backoff, and reported meanwhile.
  *
  * sy_jobs_submit and sy_jobs_result: network thread. */
@@ -33,7 +32,9 @@ struct sy_job_input { /* One participant's push; borrowed from the submitter unt
     const double *slice_squares; /* Sums of squares of the decoded push, one a slice of the fragment. */
 };
 
-/* Theta is kept twice for one fragment only: a merge writes to a spare array that then takes the old one's place. */
+/* Theta is kept twice for one fragment only: a merge writes to a spare array that then takes the old one's place. With float32
+ * broadcasts it writes to the frames that are sent; the old version's live until the new one is durable and nobody is sent
+ * any of them. */
 enum sy_job_report {
     SY_JOB_ENCODED, /* Not durable: of `blob`, the submitter's, all but the last chunk may be sent. Not of every round. */
     SY_JOB_DONE,    /* Committed; `blob` is the submitter's. NULL: it was handed out with SY_JOB_ENCODED. */
@@ -65,20 +66,23 @@ struct sy_job {
     struct sy_store_participant *participants; /* Room for the record, one an input. */
     /* Between merge thread and commit thread; all but `jobs` and `streams` under the lock of `jobs`. */
     struct sy_jobs *jobs;
-    bool streams;            /* Its file is written while it is merged. */
-    bool made, encoded;      /* Then the merge thread is done with the version; with the job. */
-    bool settled;            /* The commit is made, or never will be. */
-    const float *parameters; /* Of the new version, */
-    uint64_t ready_bytes;    /* so much of them final. */
+    bool streams;                    /* Its file is written while it is merged. */
+    bool made, encoded;              /* Then the merge thread is done with the version; with the job. */
+    bool settled;                    /* The commit is made, or never will be. */
+    struct sy_blob *making;          /* What will be sent of it; the merge thread's. */
+    const float *parameters;         /* Of the new version, */
+    uint64_t piece_bytes, gap_bytes; /* lying in pieces, or in one (0), */
+    uint64_t ready_bytes;            /* so much of them final. */
+    bool hash_is_given;              /* What is sent is what is stored, and so is its hash. */
+    uint64_t parameters_hash;
     int64_t made_ns;
-    struct dl_err encode_error;
     /* The result. */
     enum sy_job_report report;
     struct sy_blob *blob;
     struct sy_merge_stats stats;
-    int64_t merge_ns, encode_ns;
+    int64_t merge_ns;  /* Encoding and hashing included. */
     int64_t commit_ns; /* From the end of the merge until it was durable; 0 where nothing is. */
-    int64_t held_ns;   /* From the end of the merge until all of it could be sent: durable and encoded. */
+    int64_t held_ns;   /* From the end of the merge until all of it could be sent. */
     struct dl_err
         error; /* Of a task: its result. Of a round, with SY_JOB_DONE: a text says that the round changed nothing, and why. */
 };

@@ -14,7 +14,8 @@
 #define BATCH_BYTES_MAX (16u << 20)     /* Of parameters in one commit of several fragments. */
 #define PIECE_BYTES (UINT64_C(4) << 20) /* Written at once of a version that is growing. */
 
-static struct sy_store_commit describe(const struct sy_jobs *jobs, const struct sy_job *job)
+static struct sy_store_commit describe(const struct sy_jobs *jobs, const struct sy_job *job,
+                                       struct sy_store_draft *draft)
 {
     const struct sy_job_part *part = &jobs->parts[job->local];
     for (uint32_t i = 0; i < job->input_count; i++) {
@@ -23,9 +24,8 @@ static struct sy_store_commit describe(const struct sy_jobs *jobs, const struct 
     return (struct sy_store_commit){.fragment = job->fragment,
                                     .version = job->version,
                                     .round = sy_job_made_by(job),
-                                    .parameters = part->theta,
+                                    .draft = draft,
                                     .parameters_bytes = part->padded * sizeof(float),
-                                    .state = part->state,
                                     .state_bytes = part->state_bytes,
                                     .participants = job->participants,
                                     .participant_count = job->input_count,
@@ -100,6 +100,21 @@ static void wait_for_encoding(struct sy_jobs *jobs, struct sy_job *job)
     pthread_mutex_unlock(&jobs->lock);
 }
 
+/* Bytes `from` .. `end` - 1 of the parameters, wherever they lie. */
+static enum dl_rc append_parameters(const struct sy_job *job, const float *parameters, uint64_t from, uint64_t end,
+                                    struct sy_store_draft *draft, struct dl_err *err)
+{
+    enum dl_rc rc = DL_OK;
+    while (rc == DL_OK && from < end) {
+        uint64_t gaps = job->piece_bytes == 0 ? 0 : from / job->piece_bytes * job->gap_bytes;
+        uint64_t left = job->piece_bytes == 0 ? UINT64_MAX : job->piece_bytes - from % job->piece_bytes;
+        uint64_t size = DL_MIN(end - from, left);
+        rc = sy_store_append(draft, (const uint8_t *)parameters + from + gaps, size, err);
+        from += size;
+    }
+    return rc;
+}
+
 static enum dl_rc append_as_it_grows(struct sy_jobs *jobs, struct sy_job *job, struct sy_store_draft *draft,
                                      struct dl_err *err)
 {
@@ -110,7 +125,7 @@ static enum dl_rc append_as_it_grows(struct sy_jobs *jobs, struct sy_job *job, s
         const float *parameters = NULL;
         uint64_t ready = wait_for_growth(jobs, job, DL_MIN(bytes, done + PIECE_BYTES), &parameters);
         uint64_t more = ready == bytes ? bytes - done : (ready - done) / PIECE_BYTES * PIECE_BYTES;
-        rc = sy_store_append(draft, (const uint8_t *)parameters + done, more, err);
+        rc = append_parameters(job, parameters, done, done + more, draft, err);
         done += more;
     }
     if (rc == DL_OK) {
@@ -121,7 +136,8 @@ static enum dl_rc append_as_it_grows(struct sy_jobs *jobs, struct sy_job *job, s
     return rc;
 }
 
-/* The file of a version, begun while it is merged. NULL in `*out` when that fails. Returns with the version made. */
+/* The file of a version; where it is large it is begun while it is merged. NULL in `*out` when that fails. Returns with the
+ * version made. */
 static enum dl_rc write_draft(struct sy_jobs *jobs, struct sy_job *job, struct sy_store_draft **out, struct dl_err *err)
 {
     const struct sy_job_part *part = &jobs->parts[job->local];
@@ -129,7 +145,8 @@ static enum dl_rc write_draft(struct sy_jobs *jobs, struct sy_job *job, struct s
                                              .version = job->version,
                                              .round = sy_job_made_by(job),
                                              .parameters_bytes = part->padded * sizeof(float),
-                                             .state_bytes = part->state_bytes};
+                                             .state_bytes = part->state_bytes,
+                                             .hash_is_given = job->hash_is_given};
     enum dl_rc rc = sy_store_begin(jobs->options.store, &content, out, err);
     if (rc == DL_OK) {
         rc = append_as_it_grows(jobs, job, *out, err);
@@ -139,25 +156,32 @@ static enum dl_rc write_draft(struct sy_jobs *jobs, struct sy_job *job, struct s
     }
     const float *parameters = NULL;
     (void)wait_for_growth(jobs, job, UINT64_MAX, &parameters);
+    if (rc == DL_OK && job->hash_is_given) {
+        sy_store_give_hash(*out, job->parameters_hash);
+    }
     return rc;
 }
 
 static enum dl_rc commit_versions(struct sy_jobs *jobs, struct sy_job *batch, struct dl_err *err)
 {
     struct sy_store_commit commits[SY_STORE_COMMITS_MAX];
-    struct sy_store_draft *draft = NULL;
     uint32_t count = 0;
-    enum dl_rc rc = batch->streams ? write_draft(jobs, batch, &draft, err) : DL_OK;
+    enum dl_rc rc = DL_OK;
     for (struct sy_job *job = batch; job != NULL && rc == DL_OK; job = job->next) {
-        rc = jobs->options.spec->syncer.keep_pushes ? keep_pushes(jobs, job, err) : DL_OK;
-        commits[count] = describe(jobs, job);
-        commits[count++].draft = draft;
+        struct sy_store_draft *draft = NULL;
+        rc = write_draft(jobs, job, &draft, err);
+        if (rc == DL_OK) {
+            commits[count++] = describe(jobs, job, draft);
+            rc = jobs->options.spec->syncer.keep_pushes ? keep_pushes(jobs, job, err) : DL_OK;
+        }
     }
-    if (rc != DL_OK) {
-        sy_store_abandon(draft);
-        return rc;
+    if (rc == DL_OK) {
+        return sy_store_commit(jobs->options.store, commits, count, err);
     }
-    return sy_store_commit(jobs->options.store, commits, count, err);
+    while (count > 0) {
+        sy_store_abandon(commits[--count].draft);
+    }
+    return rc;
 }
 
 static enum dl_rc commit_now(struct sy_jobs *jobs, struct sy_job *batch, struct dl_err *err)
@@ -192,10 +216,6 @@ static void finish(struct sy_jobs *jobs, struct sy_job *job, enum dl_rc rc, cons
         job->commit_ns = jobs->options.store == NULL ? 0 : now - job->made_ns;
         wait_for_encoding(jobs, job);
         job->held_ns = dl_now_ns() - job->made_ns;
-        if (rc == DL_OK && job->encode_error.rc != DL_OK) {
-            rc = job->encode_error.rc;
-            err = &job->encode_error;
-        }
     }
     job->report = rc == DL_OK ? SY_JOB_DONE : SY_JOB_FAILED;
     if (rc != DL_OK) {

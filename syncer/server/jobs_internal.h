@@ -12,8 +12,9 @@
  * together, once they are merged. */
 #define SY_JOB_STREAM_BYTES_MIN (UINT64_C(4) << 20)
 
-struct sy_job_part { /* One fragment. */
-    float *theta;
+struct sy_job_part {      /* One fragment. */
+    float *theta;         /* With float32 broadcasts the values of `blob`, which lie as it says. */
+    struct sy_blob *blob; /* Else NULL, as before the first version. */
     uint8_t *state; /* The optimiser's arrays one after the other, then the trailer: as it is written to the store. */
     uint64_t state_bytes;
     uint64_t padded;
@@ -23,7 +24,8 @@ struct sy_job_queue {
     struct sy_job *first, *last;
 };
 
-/* A fragment's new version is written to the spare, which then takes the place of the old one. So what the commit thread
+/* A fragment's new version is written to the frames that are broadcast, where they hold float32, or else to the spare, which
+ * then takes the place of the old one. So what the commit thread
  * reads is not written before the fragment's next round, which begins after the commit; and the merge thread goes on with
  * other fragments meanwhile. */
 struct sy_jobs {
@@ -32,7 +34,8 @@ struct sy_jobs {
     struct sy_pool *pool; /* Merge thread only, once it runs; as merge, spare and pushes. */
     struct sy_merge *merge;
     struct sy_job_part *parts;
-    float *spare; /* Where the next new version is made; takes turns with the fragments' own. */
+    float *
+        spare; /* Where the next new version is made; takes turns with the fragments' own. Not with float32 broadcasts. */
     uint32_t inputs_max;
     struct sy_push *pushes;
     /* Shared by all threads, under `lock`. */
@@ -67,8 +70,6 @@ static inline uint64_t sy_job_made_by(const struct sy_job *job)
 /* --- the threads --- */
 void *sy_jobs_run_merges(void *jobs);
 void *sy_jobs_run_commits(void *jobs);
-DL_MUST_CHECK enum dl_rc sy_jobs_encode(struct sy_jobs *jobs, const struct sy_blob_options *options,
-                                        const struct sy_job_part *part, struct sy_blob **out, struct dl_err *err);
 /* How many of the optimiser's arrays a state has. */
 uint32_t sy_jobs_arrays(const struct sy_jobs *jobs);
 

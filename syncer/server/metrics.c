@@ -105,10 +105,9 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
     } stages[] = {{"collect", &server->seconds.collect},
                   {"merge", &server->seconds.merge},
                   {"commit", &server->seconds.commit},
-                  {"encode", &server->seconds.encode},
                   {"total", &server->seconds.total}};
     dl_metrics_family(m, "diloco_round_seconds", "histogram",
-                      "A round by stage: pull to close, merge, end of merge to durable, encode (beside it); total is "
+                      "A round by stage: pull to close, merge with encoding, end of merge to durable; total is "
                       "pull to broadcast.");
     for (size_t i = 0; i < DL_COUNT_OF(stages); i++) {
         dl_metrics_histogram(m, stages[i].histogram, "stage", stages[i].stage);
@@ -129,7 +128,7 @@ static void write_times(const struct sy_server *server, struct dl_metrics *m, co
 static void write_recent(const struct sy_server *server, struct dl_metrics *m)
 {
     dl_metrics_family(m, "diloco_round_recent_seconds", "gauge",
-                      "The last 64 rounds by stage: wait, transfer, merge, encode, commit, held (of it), broadcast.");
+                      "The last 64 rounds by stage: wait, transfer, merge, commit, held (of it), broadcast.");
     for (int stage = 0; stage < SY_STAGE_COUNT; stage++) {
         struct sy_spread spread;
         const char *name = sy_stage_name((enum sy_stage)stage);

@@ -242,7 +242,6 @@ static void take_done(struct sy_server *server, struct sy_job *job)
         dl_histogram_add(&server->seconds.collect, (double)(state->closed_ns - state->pull_ns) / 1e9);
         dl_histogram_add(&server->seconds.merge, (double)job->merge_ns / 1e9);
         dl_histogram_add(&server->seconds.commit, (double)job->commit_ns / 1e9);
-        dl_histogram_add(&server->seconds.encode, (double)job->encode_ns / 1e9);
         dl_histogram_add(&server->seconds.total, (double)(server->now_ns - state->pull_ns) / 1e9);
         server->agreement = job->stats.agreement;
     }

@@ -7,8 +7,7 @@
 
 const char *sy_stage_name(enum sy_stage stage)
 {
-    static const char *const names[SY_STAGE_COUNT] = {"wait",   "transfer", "merge",    "encode",
-                                                      "commit", "held",     "broadcast"};
+    static const char *const names[SY_STAGE_COUNT] = {"wait", "transfer", "merge", "commit", "held", "broadcast"};
     return names[stage];
 }
 
@@ -36,7 +35,7 @@ static int64_t held_up(const struct sy_server *server, const struct sy_held_frag
                        const struct sy_job *job)
 {
     if (fragment->offered_ns == 0) {
-        return DL_MAX(job->commit_ns - job->encode_ns, 0);
+        return job->commit_ns;
     }
     return fragment->parked_ns == 0 ? 0 : server->now_ns - fragment->parked_ns;
 }
@@ -54,7 +53,6 @@ void sy_times_merged(struct sy_server *server, const struct sy_job *job)
         add(server, fragment, SY_STAGE_WAIT, fragment->arrival_ns - fragment->pull_ns);
         add(server, fragment, SY_STAGE_TRANSFER, fragment->closed_ns - fragment->arrival_ns);
         add(server, fragment, SY_STAGE_MERGE, job->merge_ns);
-        add(server, fragment, SY_STAGE_ENCODE, job->encode_ns);
         add(server, fragment, SY_STAGE_COMMIT, job->commit_ns);
         add(server, fragment, SY_STAGE_HELD, held_ns);
     }

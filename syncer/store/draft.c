@@ -20,6 +20,8 @@ struct sy_store_draft {
     struct dl_hash_stream parameters_hash, state_hash;
     struct sy_store *store;
     struct sy_store_content content;
+    bool has_hash; /* `given_hash` is there. */
+    uint64_t given_hash;
     char file[SY_STORE_FILE_MAX], path[SY_STORE_PATH_MAX];
     int fd;
     bool is_direct;    /* Past the page cache: whole blocks from whole blocks of memory. */
@@ -55,6 +57,7 @@ enum dl_rc sy_store_begin(struct sy_store *store, const struct sy_store_content 
         return dl_err_set(err, DL_EIO, "writing a version: no memory"); /* There may be later. */
     }
     draft->store = store;
+    draft->has_hash = false;
     draft->content = *content;
     draft->stage = stage;
     draft->offset = SY_STORE_BLOCK_BYTES;
@@ -146,7 +149,9 @@ enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint
     enum dl_rc rc = DL_OK;
     for (uint64_t left = size; rc == DL_OK && left > 0;) {
         size_t piece = (size_t)DL_MIN(left, WRITE_BYTES_MAX);
-        dl_hash_stream_add(is_state ? &draft->state_hash : &draft->parameters_hash, at, piece);
+        if (is_state || !content->hash_is_given) {
+            dl_hash_stream_add(is_state ? &draft->state_hash : &draft->parameters_hash, at, piece);
+        }
         rc = put(draft, at, piece, err);
         at += piece;
         left -= piece;
@@ -155,8 +160,19 @@ enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint
     return rc == DL_OK && draft->appended == end && draft->staged > 0 ? flush(draft, err) : rc;
 }
 
+void sy_store_give_hash(struct sy_store_draft *draft, uint64_t hash)
+{
+    assert(draft->content.hash_is_given);
+    draft->has_hash = true;
+    draft->given_hash = hash;
+}
+
 uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft)
 {
+    if (draft->content.hash_is_given) {
+        assert(draft->has_hash);
+        return draft->given_hash;
+    }
     assert(draft->appended >= draft->content.parameters_bytes);
     return dl_hash_stream_result(&draft->parameters_hash);
 }
@@ -175,7 +191,7 @@ enum dl_rc sy_store_draft_seal(struct sy_store_draft *draft, struct dl_err *err)
     dl_le_put(header + 32, draft->store->epoch, 8);
     dl_le_put(header + 40, content->parameters_bytes, 8);
     dl_le_put(header + 48, content->state_bytes, 8);
-    dl_le_put(header + 56, dl_hash_stream_result(&draft->parameters_hash), 8);
+    dl_le_put(header + 56, sy_store_parameters_hash(draft), 8);
     dl_le_put(header + 64, dl_hash_stream_result(&draft->state_hash), 8);
     dl_le_put(header + SY_STORE_HASH_AT, dl_hash64(header, SY_STORE_HASH_AT, 0), 8);
     return write_at(draft, header, SY_STORE_BLOCK_BYTES, 0, err);

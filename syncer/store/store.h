@@ -137,6 +137,7 @@ struct sy_store_content { /* Of a file that is begun. */
     uint32_t fragment;
     uint64_t version, round;
     uint64_t parameters_bytes, state_bytes;
+    bool hash_is_given; /* The parameters' hash is not taken from what is appended: sy_store_give_hash says it. */
 };
 
 struct sy_store_commit {
@@ -245,7 +246,9 @@ DL_MUST_CHECK enum dl_rc sy_store_begin(struct sy_store *store, const struct sy_
 /* DL_EFULL, DL_EIO: the draft is of no use any more. A piece does not reach from the parameters into the state. */
 DL_MUST_CHECK enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint64_t size,
                                          struct dl_err *err);
-/* XXH3 of the parameters; all of them have been appended. */
+/* XXH3 of the parameters, where whoever made them has it anyway (`hash_is_given`); before the commit. */
+void sy_store_give_hash(struct sy_store_draft *draft, uint64_t hash);
+/* XXH3 of the parameters; all of them have been appended, or it was given. */
 uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft);
 void sy_store_abandon(struct sy_store_draft *draft); /* Its file goes. NULL is fine. */
 

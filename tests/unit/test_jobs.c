@@ -16,6 +16,10 @@
 static const struct dl_tensor tensors[FRAGMENTS] = {{.name = "large", .rank = 2, .shape = {1500, 1024}},
                                                     {.name = "small", .rank = 2, .shape = {30, 100}},
                                                     {.name = "smaller", .rank = 1, .shape = {77}}};
+/* The first two are sent in several chunks, but committed together once they are merged. */
+static const struct dl_tensor medium[FRAGMENTS] = {{.name = "medium", .rank = 2, .shape = {600, 1024}},
+                                                   {.name = "even", .rank = 2, .shape = {512, 1024}},
+                                                   {.name = "chunk", .rank = 2, .shape = {256, 1024}}};
 
 struct rig {
     struct dl_layout *layout;
@@ -58,10 +62,10 @@ static void close_jobs(struct rig *rig)
     sy_store_close(rig->store);
 }
 
-static void rig_init(struct rig *rig, enum dl_codec broadcast)
+static void rig_init_of(struct rig *rig, enum dl_codec broadcast, const struct dl_tensor *of)
 {
     *rig = (struct rig){.buffers = sy_buffers_new()};
-    CU_ASSERT_EQUAL_FATAL(dl_layout_new(tensors, FRAGMENTS, FRAGMENTS, DL_LAYOUT_TENSOR, &rig->layout, NULL), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(dl_layout_new(of, FRAGMENTS, FRAGMENTS, DL_LAYOUT_TENSOR, &rig->layout, NULL), DL_OK);
     rig->spec.syncer.shards = 1;
     rig->spec.learners.max = 4;
     rig->spec.sync.fragments = FRAGMENTS;
@@ -84,6 +88,11 @@ static void rig_init(struct rig *rig, enum dl_codec broadcast)
     for (int i = 0; i < 16; i++) {
         rig->squares[i] = 2.0;
     }
+}
+
+static void rig_init(struct rig *rig, enum dl_codec broadcast)
+{
+    rig_init_of(rig, broadcast, tensors);
 }
 
 static void rig_release(struct rig *rig)
@@ -217,12 +226,12 @@ static void run_rounds(struct rig *rig, uint64_t hashes[FRAGMENTS])
 /* Durable or not: the same versions; and a round whose pushes weigh nothing is a version, too. */
 static void test_rounds(void)
 {
-    static const enum dl_codec codecs[] = {DL_CODEC_NONE, DL_CODEC_BF16};
-    for (size_t c = 0; c < DL_COUNT_OF(codecs); c++) {
+    static const enum dl_codec codecs[] = {DL_CODEC_NONE, DL_CODEC_BF16, DL_CODEC_INT4};
+    for (size_t c = 0; c < 2 * DL_COUNT_OF(codecs); c++) {
         struct rig rig;
         uint64_t hashes[FRAGMENTS], in_memory[FRAGMENTS];
         new_dir();
-        rig_init(&rig, codecs[c]);
+        rig_init_of(&rig, codecs[c / 2], c % 2 == 0 ? tensors : medium);
         open_jobs(&rig, true);
         run_rounds(&rig, hashes);
         check_restored(&rig, hashes);
@@ -234,6 +243,49 @@ static void test_rounds(void)
         rig_release(&rig);
         remove_dir();
     }
+}
+
+/* One round of fragment 0; the caller's reference. */
+static struct sy_blob *next_version(struct rig *rig, uint64_t version)
+{
+    submit(rig, 0, version, 1);
+    struct sy_job *job = next_result(rig);
+    CU_ASSERT_EQUAL_FATAL(job->report, SY_JOB_DONE);
+    struct sy_blob *blob = dl_take(job->blob);
+    sy_job_free(job);
+    return blob;
+}
+
+/* A float32 version is what is sent, once: it stays as it was while new ones are made, and its memory is used again when
+ * nobody is sent it any more. */
+static void test_version_is_what_is_sent(void)
+{
+    struct rig rig;
+    rig_init(&rig, DL_CODEC_NONE);
+    open_jobs(&rig, false);
+    start_jobs(&rig);
+    sy_blob_drop(next_version(&rig, 1));
+    struct sy_blob *slow = next_version(&rig, 2), *old = sy_blob_hold(slow);
+    const void *memory[5];
+    for (uint64_t version = 3; version <= 7; version++) {
+        struct sy_blob *blob = next_version(&rig, version);
+        CU_ASSERT_EQUAL(atomic_load(&blob->references), 2); /* The next merge reads it. */
+        CU_ASSERT_EQUAL(atomic_load(&old->references), old == slow ? 2 : 1);
+        check_blob(old);
+        memory[version - 3] = blob->memory;
+        sy_blob_drop(old);
+        old = blob;
+    }
+    CU_ASSERT(memory[0] != slow->memory && memory[1] != slow->memory);
+    CU_ASSERT_EQUAL(memory[2], memory[0]);
+    CU_ASSERT_EQUAL(memory[3], memory[1]);
+    CU_ASSERT_EQUAL(memory[4], memory[0]);
+    check_blob(slow);
+    sy_blob_drop(slow);
+    close_jobs(&rig);
+    check_blob(old);
+    sy_blob_drop(old);
+    rig_release(&rig);
 }
 
 /* S1, S4: each operation fails in turn while a large version is written beside its merge; the commit is made in the end, with
@@ -335,6 +387,7 @@ static void test_stop_at_any_time(void)
     rig_release(&rig);
 }
 
-UNIT_MAIN("jobs", {"rounds", test_rounds}, {"S1 S4 failing disk", test_failing_disk},
+UNIT_MAIN("jobs", {"rounds", test_rounds}, {"version is what is sent", test_version_is_what_is_sent},
+          {"S1 S4 failing disk", test_failing_disk},
           {"Q7 S1 handed out before durable", test_handed_out_before_durable},
           {"stop at any time", test_stop_at_any_time})

@@ -358,7 +358,7 @@ static void test_ready_is_final(void)
             world.sync.merge.method = (enum dl_merge_method)method;
             growth.elements = growth.calls = 0;
             world.job.ready = note_ready;
-            world.job.ready_context = &growth;
+            world.job.context = &growth;
             CU_ASSERT_EQUAL(sy_merge_run(world.merge, &world.sync, &world.job, &world.stats, NULL), DL_OK);
             CU_ASSERT_EQUAL(growth.elements, world.padded);
             CU_ASSERT(growth.calls > 1 && growth.wrong == 0);
@@ -371,7 +371,91 @@ static void test_ready_is_final(void)
     world_release(&world);
 }
 
+struct emitted { /* Each thread's blocks are its own. */
+    float *values;
+    unsigned char *times; /* A block's. */
+};
+
+static void keep_emitted(void *context, uint64_t offset, const float *values, size_t blocks)
+{
+    const struct emitted *emitted = context;
+    memcpy(emitted->values + offset, values, blocks * DL_BLOCK * sizeof *values);
+    for (size_t b = 0; b < blocks; b++) {
+        emitted->times[offset / DL_BLOCK + b]++;
+    }
+}
+
+static uint64_t wrong_in_pieces(const struct world *world, const float *pieces, const float *expected)
+{
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < world->padded; i++) {
+        uint64_t piece = i / world->job.piece_elements, gap = world->job.gap_elements;
+        wrong += memcmp(&pieces[i + piece * gap], &expected[i], sizeof(float)) != 0;
+        bool is_end = i % world->job.piece_elements == world->job.piece_elements - 1 && i + 1 < world->padded;
+        for (uint64_t g = 1; is_end && g <= gap; g++) { /* What lies between is left alone. */
+            wrong += pieces[i + piece * gap + g] != 7.0f;
+        }
+    }
+    return wrong;
+}
+
+/* A version that lies in pieces has the bits of one that does not; and what is emitted is the version, each block once. */
+static void test_pieces(void)
+{
+    static const uint64_t pieces[] = {DL_BLOCK, 3 * DL_BLOCK, 24 * DL_BLOCK, 1000 * DL_BLOCK};
+    struct world world;
+    world_init(&world);
+    world.sync.outer.type = DL_OUTER_NESTEROV;
+    world.sync.outer.learning_rate = 0.7;
+    world.sync.outer.momentum = 0.9;
+    uint64_t room = world.padded + (world.padded / DL_BLOCK + 1) * 16;
+    struct emitted emitted = {.values = floats(world.padded), .times = must(calloc(world.padded / DL_BLOCK, 1))};
+    float *theta = floats(room), *theta_out = floats(room);
+    uint64_t state = 3;
+    for (uint64_t i = 0; i < world.padded; i++) {
+        world.theta[i] = noise(&state);
+    }
+    for (int method = DL_MERGE_MEAN; method <= DL_MERGE_RDA; method++) {
+        fill_pushes(&world, 5, -1);
+        world.sync.merge.method = (enum dl_merge_method)method;
+        memset(world.outer.first, 0, world.padded * sizeof(float));
+        run(&world);
+        struct sy_merge_job contiguous = world.job;
+        for (size_t p = 0; p < DL_COUNT_OF(pieces) * 3; p++) {
+            use_threads(&world, 1 + (uint32_t)p % 3);
+            world.job.piece_elements = pieces[p / 3];
+            world.job.gap_elements = 16;
+            for (uint64_t i = 0; i < room; i++) {
+                theta_out[i] = 7.0f;
+            }
+            for (uint64_t i = 0; i < world.padded; i++) {
+                theta[i + i / pieces[p / 3] * 16] = world.theta[i];
+            }
+            world.job.theta = theta;
+            world.job.theta_out = theta_out;
+            world.job.emit = keep_emitted;
+            world.job.context = &emitted;
+            memset(world.outer.first, 0, world.padded * sizeof(float));
+            memset(emitted.times, 0, world.padded / DL_BLOCK);
+            run(&world);
+            CU_ASSERT_EQUAL(wrong_in_pieces(&world, theta_out, contiguous.theta_out), 0);
+            CU_ASSERT_EQUAL(memcmp(emitted.values, contiguous.theta_out, world.padded * sizeof(float)), 0);
+            uint64_t not_once = 0;
+            for (uint64_t b = 0; b < world.padded / DL_BLOCK; b++) {
+                not_once += emitted.times[b] != 1;
+            }
+            CU_ASSERT_EQUAL(not_once, 0);
+            world.job = contiguous;
+        }
+    }
+    free(emitted.values);
+    free(emitted.times);
+    free(theta);
+    free(theta_out);
+    world_release(&world);
+}
+
 UNIT_MAIN("merge", {"gradient", test_gradient_of_all_methods_and_codecs},
           {"one learner", test_one_learner_is_the_identity}, {"fallback", test_fallback_to_the_mean},
           {"zero deltas", test_zero_deltas}, {"rda keeps the norm", test_rda_keeps_the_norm},
-          {"outer optimisers", test_outer_optimisers}, {"ready is final", test_ready_is_final})
+          {"outer optimisers", test_outer_optimisers}, {"ready is final", test_ready_is_final}, {"pieces", test_pieces})

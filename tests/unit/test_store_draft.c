@@ -97,6 +97,32 @@ static void test_pieces(void)
     }
 }
 
+/* A hash that its maker gives is kept as it is; one that is not the content's shows when it is read. */
+static void test_given_hash(void)
+{
+    struct dl_err err;
+    for (uint64_t fault = 0; fault <= 1; fault++) {
+        new_dir();
+        struct sy_store *store = reopen(NULL);
+        struct sy_store_commit what = describe(0, 1);
+        struct sy_store_content content = content_of(0, 1, what.parameters_bytes, what.state_bytes);
+        content.hash_is_given = true;
+        CU_ASSERT_EQUAL_FATAL(sy_store_begin(store, &content, &what.draft, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(append(what.draft, parameters, sizeof parameters, 1000, &err), DL_OK);
+        CU_ASSERT_EQUAL_FATAL(append(what.draft, state, sizeof state, 1000, &err), DL_OK);
+        sy_store_give_hash(what.draft, dl_hash64(parameters, sizeof parameters, 0) + fault);
+        CU_ASSERT_EQUAL_FATAL(commit_and_tidy(store, &what, 1, &err), DL_OK);
+        store = reopen(store);
+        uint8_t got[sizeof parameters], got_state[sizeof state];
+        struct sy_store_version version;
+        char damage[DL_ERR_TEXT_MAX];
+        enum dl_rc rc = sy_store_load(store, 0, got, sizeof got, got_state, sizeof got_state, &version, damage, &err);
+        CU_ASSERT_EQUAL(rc, fault == 0 ? DL_OK : DL_ECORRUPT);
+        sy_store_close(store);
+        remove_dir();
+    }
+}
+
 /* Where the page cache cannot be done without, at the opening or at the first write, it is used. */
 static void test_file_systems_without_direct_io(void)
 {
@@ -311,7 +337,7 @@ static void test_older_format(void)
     }
 }
 
-UNIT_MAIN("store_draft", {"pieces", test_pieces},
+UNIT_MAIN("store_draft", {"pieces", test_pieces}, {"given hash", test_given_hash},
           {"file systems without direct I/O", test_file_systems_without_direct_io},
           {"S1 S4 failing disk", test_failing_disk}, {"S4 failing disk, large", test_failing_disk_large},
           {"Q7 drafts that do not count", test_drafts_that_do_not_count},
