@@ -2,11 +2,11 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/time_text.h"
 
 #define LINE_MAX_BYTES 2048
 
@@ -30,14 +30,9 @@ void dl_log(enum dl_log_level level, const char *fmt, ...)
     if (level < state.least) {
         return;
     }
-    char line[LINE_MAX_BYTES];
-    int64_t wall = dl_wall_ns();
-    time_t seconds = (time_t)(wall / DL_NS_PER_SECOND);
-    struct tm calendar;
-    gmtime_r(&seconds, &calendar);
-    size_t used = strftime(line, sizeof line, "%Y-%m-%dT%H:%M:%S", &calendar);
-    used += (size_t)snprintf(line + used, sizeof line - used, ".%03dZ %-5s %s %s ",
-                             (int)(wall % DL_NS_PER_SECOND / DL_NS_PER_MS), level_names[level], state.job, state.who);
+    char line[LINE_MAX_BYTES], when[DL_TIME_TEXT_MAX];
+    size_t used = (size_t)snprintf(line, sizeof line, "%s %-5s %s %s ", dl_time_text(dl_wall_ns(), 3, when),
+                                   level_names[level], state.job, state.who);
     va_list args;
     va_start(args, fmt);
     int length = vsnprintf(line + used, sizeof line - used - 1, fmt, args);

@@ -8,6 +8,7 @@
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/time_text.h"
 #include "operator/controller/internal.h"
 #include "operator/kube/slice.h"
 #include "operator/reconcile/json.h"
@@ -117,8 +118,8 @@ static bool phase_read(const char *name, enum op_job_phase *out)
 static void read_status(struct op_job *job, const cJSON *status)
 {
     op_conditions_read(status, &job->conditions);
-    job->started_ns = op_wall_parse(op_json_text(status, "startTime", ""));
-    job->completed_ns = op_wall_parse(op_json_text(status, "completionTime", ""));
+    job->started_ns = dl_time_or_zero(op_json_text(status, "startTime", ""));
+    job->completed_ns = dl_time_or_zero(op_json_text(status, "completionTime", ""));
     job->has_phase = phase_read(op_json_text(status, "phase", ""), &job->phase);
     job->is_settled = job->has_phase && job->completed_ns != 0 &&
                       (job->phase == OP_JOB_SUCCEEDED || job->phase == OP_JOB_STOPPED || job->phase == OP_JOB_FAILED);
@@ -131,7 +132,7 @@ static void read_status(struct op_job *job, const cJSON *status)
  * seconds of the job's life are above all of them. */
 static uint64_t incarnation_base(const struct op_job *job, const cJSON *metadata)
 {
-    int64_t created_ns = op_wall_parse(op_json_text(metadata, "creationTimestamp", ""));
+    int64_t created_ns = dl_time_or_zero(op_json_text(metadata, "creationTimestamp", ""));
     return job->has_phase && created_ns != 0 ? (uint64_t)DL_MAX((dl_wall_ns() - created_ns) / OP_SECOND, INT64_C(0))
                                              : 0;
 }

@@ -9,9 +9,9 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/time_text.h"
 #include "operator/kube/api.h"
 #include "operator/kube/map.h"
-#include "operator/kube/timestamp.h"
 
 #define NAME_MAX_PART 200 /* Of the object's name within an event's name. */
 
@@ -106,9 +106,9 @@ static void on_flush(void *context, int64_t now_ns)
     if (series->is_sending || !series->is_there || series->count == series->told || !claim_place(series)) {
         return;
     }
-    char text[160], when[OP_TIME_TEXT_MAX];
+    char text[160], when[DL_TIME_TEXT_MAX];
     snprintf(text, sizeof text, "{\"series\":{\"count\":%u,\"lastObservedTime\":\"%s\"}}", series->count,
-             op_time_micro_text(series->last_wall_ns, when));
+             dl_time_text(series->last_wall_ns, 6, when));
     struct op_ref ref = {&op_res_events, series->space, series->name, NULL};
     struct op_reply_to to = {on_sent, series, &series->request};
     if (op_api_merge_patch(series->recorder->client, &ref, text, to, NULL) != DL_OK) {
@@ -129,8 +129,8 @@ static char *event_text(const struct series *series, const struct op_subject *ab
                         const char *reason, const char *action, const char *note)
 {
     const struct op_recorder *recorder = series->recorder;
-    char when[OP_TIME_TEXT_MAX];
-    op_time_micro_text(series->last_wall_ns, when);
+    char when[DL_TIME_TEXT_MAX];
+    dl_time_text(series->last_wall_ns, 6, when);
     const char *const top[][2] = {
         {"apiVersion", "events.k8s.io/v1"},
         {"kind", "Event"},

@@ -15,7 +15,7 @@
 #include "common/buf.h"
 #include "common/clock.h"
 #include "common/mem.h"
-#include "operator/kube/timestamp.h"
+#include "common/time_text.h"
 
 #define REAP_EVERY_NS (20 * DL_NS_PER_MS)
 
@@ -101,7 +101,7 @@ static void read_answer(struct op_exec_run *run)
         answer.rc = dl_err_set(&answer.err, DL_EPROTO,
                                "printed no ExecCredential with a status.token or a client certificate and key");
     } else if (expires != NULL) {
-        answer.rc = op_time_parse(expires, &answer.expires_wall_ns, &answer.err);
+        answer.rc = dl_time_parse(expires, &answer.expires_wall_ns, &answer.err);
     }
     finish(run, &answer);
     cJSON_Delete(tree);

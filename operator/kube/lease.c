@@ -9,8 +9,8 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rng.h"
+#include "common/time_text.h"
 #include "operator/kube/api.h"
-#include "operator/kube/timestamp.h"
 
 #define DURATION_MS 15000
 #define RENEW_BY_MS 10000
@@ -131,8 +131,8 @@ static char *record_text(const struct op_lease *lease, const char *holder, int64
     if (spec == NULL) {
         spec = cJSON_AddObjectToObject(record, "spec");
     }
-    char now[OP_TIME_TEXT_MAX];
-    op_time_micro_text(dl_wall_ns(), now);
+    char now[DL_TIME_TEXT_MAX];
+    dl_time_text(dl_wall_ns(), 6, now);
     bool is_built = spec != NULL;
     if (is_built && strcmp(op_lease_holder(lease), lease->identity) != 0) {
         const cJSON *before = cJSON_GetObjectItemCaseSensitive(spec, "leaseTransitions");

@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
+#include "common/time_text.h"
 #include "operator/reconcile/json.h"
 
 enum dl_rc op_events_open(struct op_events *events, const struct op_rundir *dir, int64_t start_ns, struct dl_err *err)
@@ -33,17 +33,11 @@ void op_events_close(struct op_events *events)
 
 static void write_line(const struct op_events *events, const struct op_event *event)
 {
-    char time_text[40];
-    int64_t wall_ns = dl_wall_ns();
-    time_t seconds = (time_t)(wall_ns / DL_NS_PER_SECOND);
-    struct tm calendar;
-    gmtime_r(&seconds, &calendar);
-    size_t used = strftime(time_text, sizeof time_text, "%Y-%m-%dT%H:%M:%S", &calendar);
-    snprintf(time_text + used, sizeof time_text - used, ".%03dZ", (int)(wall_ns % DL_NS_PER_SECOND / DL_NS_PER_MS));
+    char when[DL_TIME_TEXT_MAX];
     struct op_json_out out;
     op_json_out_init(&out);
     op_json_object_begin(&out, NULL);
-    op_json_put_text(&out, "time", time_text);
+    op_json_put_text(&out, "time", dl_time_text(dl_wall_ns(), 3, when));
     op_json_put_double(&out, "seconds", event->seconds);
     op_json_put_text(&out, "event", event->kind);
     op_json_put_text(&out, "who", event->who[0] != 0 ? event->who : NULL);

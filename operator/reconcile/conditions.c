@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/time_text.h"
 #include "operator/reconcile/json.h"
 
 static const char *const truths[] = {"Unknown", "False", "True"};
@@ -33,7 +34,7 @@ void op_conditions_read(const cJSON *status, struct op_conditions *out)
                 continue;
             }
             condition->status = truth_of(op_json_text(item, "status", ""));
-            condition->since_ns = op_wall_parse(op_json_text(item, "lastTransitionTime", ""));
+            condition->since_ns = dl_time_or_zero(op_json_text(item, "lastTransitionTime", ""));
             snprintf(condition->reason, sizeof condition->reason, "%s", op_json_text(item, "reason", ""));
             snprintf(condition->message, sizeof condition->message, "%s", op_json_text(item, "message", ""));
         }
@@ -216,9 +217,8 @@ void op_conditions_update(struct op_conditions *conditions, const struct op_fact
 
 static void put_time(struct op_json_out *out, const char *key, int64_t wall_ns)
 {
-    char text[OP_WALL_TEXT_MAX];
-    op_wall_format(wall_ns, text);
-    op_json_put_text(out, key, wall_ns != 0 ? text : NULL);
+    char text[DL_TIME_TEXT_MAX];
+    op_json_put_text(out, key, wall_ns != 0 ? dl_time_text(wall_ns, 0, text) : NULL);
 }
 
 static void put_number_text(struct op_json_out *out, const char *key, double value, int digits)

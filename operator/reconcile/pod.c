@@ -7,43 +7,7 @@
 
 #include "common/hash.h"
 #include "common/mem.h"
-
-#define SECOND INT64_C(1000000000)
-#define DAY INT64_C(86400)
-
-/* --- times --- */
-
-/* Days since 1970-01-01 of a date of the Gregorian calendar, and back; eras of 400 years that begin in March. */
-static int64_t days_of(int64_t year, int64_t month, int64_t day)
-{
-    year -= month <= 2 ? 1 : 0;
-    int64_t era = (year >= 0 ? year : year - 399) / 400;
-    int64_t of_era = year - era * 400;
-    int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-    return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
-}
-
-int64_t op_wall_parse(const char *text)
-{
-    int year, month, day, hour, minute, second;
-    if (text == NULL || sscanf(text, "%4d-%2d-%2dT%2d:%2d:%2d", &year, &month, &day, &hour, &minute, &second) != 6) {
-        return 0;
-    }
-    return (days_of(year, month, day) * DAY + hour * 3600 + minute * 60 + second) * SECOND;
-}
-
-void op_wall_format(int64_t wall_ns, char out[OP_WALL_TEXT_MAX])
-{
-    int64_t seconds = wall_ns / SECOND, days = seconds / DAY, rest = seconds % DAY;
-    days += 719468;
-    int64_t era = days / 146097, of_era = days % 146097;
-    int64_t year_of_era = (of_era - of_era / 1460 + of_era / 36524 - of_era / 146096) / 365;
-    int64_t of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    int64_t shifted = (5 * of_year + 2) / 153, day = of_year - (153 * shifted + 2) / 5 + 1;
-    int64_t month = shifted < 10 ? shifted + 3 : shifted - 9, year = year_of_era + era * 400 + (month <= 2 ? 1 : 0);
-    snprintf(out, OP_WALL_TEXT_MAX, "%04u-%02u-%02uT%02u:%02u:%02uZ", (unsigned)(year % 10000), (unsigned)month,
-             (unsigned)day, (unsigned)(rest / 3600), (unsigned)(rest / 60 % 60), (unsigned)(rest % 60));
-}
+#include "common/time_text.h"
 
 /* --- reading --- */
 
@@ -168,11 +132,11 @@ static void read_container(const cJSON *container, struct op_pod *out)
     }
     if (ended != NULL) {
         read_end(ended, out);
-        out->started_ns = op_wall_parse(text_of(ended, "startedAt"));
-        out->since_ns = op_wall_parse(text_of(ended, "finishedAt"));
+        out->started_ns = dl_time_or_zero(text_of(ended, "startedAt"));
+        out->since_ns = dl_time_or_zero(text_of(ended, "finishedAt"));
     } else if (running != NULL) {
         out->is_up = true;
-        out->started_ns = op_wall_parse(text_of(running, "startedAt"));
+        out->started_ns = dl_time_or_zero(text_of(running, "startedAt"));
         out->since_ns = out->started_ns;
     } else if (waiting != NULL) {
         copy(out->waiting, sizeof out->waiting, text_of(waiting, "reason"));
@@ -180,8 +144,8 @@ static void read_container(const cJSON *container, struct op_pod *out)
             copy(out->message, sizeof out->message, text_of(waiting, "message"));
         }
         const cJSON *before = member(last, "terminated");
-        out->started_ns = op_wall_parse(text_of(before, "startedAt"));
-        out->since_ns = op_wall_parse(text_of(before, "finishedAt"));
+        out->started_ns = dl_time_or_zero(text_of(before, "startedAt"));
+        out->since_ns = dl_time_or_zero(text_of(before, "finishedAt"));
     }
 }
 
@@ -206,7 +170,7 @@ static void read_placement(const cJSON *status, struct op_pod *out)
         return;
     }
     out->is_unschedulable = true;
-    out->since_ns = op_wall_parse(text_of(scheduled, "lastTransitionTime"));
+    out->since_ns = dl_time_or_zero(text_of(scheduled, "lastTransitionTime"));
     copy(out->message, sizeof out->message, text_of(scheduled, "message"));
 }
 
@@ -220,7 +184,7 @@ bool op_pod_read(const cJSON *object, struct op_pod *out)
     copy(out->node, sizeof out->node, text_of(member(object, "spec"), "nodeName"));
     copy(out->address, sizeof out->address, text_of(status, "podIP"));
     out->phase = phase_of(text_of(status, "phase"));
-    out->created_ns = op_wall_parse(text_of(metadata, "creationTimestamp"));
+    out->created_ns = dl_time_or_zero(text_of(metadata, "creationTimestamp"));
     out->is_leaving = cJSON_IsString(member(metadata, "deletionTimestamp"));
     out->is_ready = is_true(condition_of(status, "Ready"));
     const cJSON *disruption = condition_of(status, "DisruptionTarget");

@@ -79,9 +79,4 @@ struct op_pod_context {
 };
 void op_pod_instance(const struct op_pod *pod, const struct op_pod_context *context, struct op_instance *out);
 
-/* Seconds since 1970 of "2026-01-02T03:04:05Z" (fractions are cut) in nanoseconds; 0: not such a text. */
-int64_t op_wall_parse(const char *text);
-#define OP_WALL_TEXT_MAX 32
-void op_wall_format(int64_t wall_ns, char out[OP_WALL_TEXT_MAX]); /* To the second. */
-
 #endif

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "common/clock.h"
 #include "common/exit_codes.h"
+#include "common/time_text.h"
 #include "syncer/export/export.h"
 #include "syncer/export/rollback.h"
 
@@ -52,14 +51,11 @@ static int list(const struct sy_export_options *options)
         printf("%-8s %-20s %-20s %10s %14s %-9s %s\n", "ID", "NAME", "TIME", "ROUNDS", "TOKENS", "STATE", "VERSIONS");
     }
     for (uint32_t i = 0; i < count; i++) {
-        char when[32] = "-";
-        time_t seconds = (time_t)(all[i].wall_ns / DL_NS_PER_SECOND);
-        struct tm calendar;
-        strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&seconds, &calendar));
+        char when[DL_TIME_TEXT_MAX];
         const char *state = all[i].shards < options->dir_count ? "partial" : all[i].is_complete ? "complete" : "saved";
         printf("%-8s %-20s %-20s %10" PRIu64 " %14" PRIu64 " %-9s %s\n", all[i].id_text,
-               all[i].name[0] != 0 ? all[i].name : "-", when, all[i].rounds, all[i].tokens, state,
-               all[i].clock != NULL ? all[i].clock : "?");
+               all[i].name[0] != 0 ? all[i].name : "-", dl_time_text(all[i].wall_ns, 0, when), all[i].rounds,
+               all[i].tokens, state, all[i].clock != NULL ? all[i].clock : "?");
     }
     sy_export_free(all, count);
     return DL_EXIT_OK;

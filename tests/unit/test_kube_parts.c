@@ -1,4 +1,4 @@
-/* Parts of operator/kube that need no server: loop, map, path, queue, times, and the probes' own small server. */
+/* Parts of operator/kube that need no server: loop, map, path, queue, and the probes' own small server. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -14,7 +14,6 @@
 #include "operator/kube/queue.h"
 #include "operator/kube/reconcile_metrics.h"
 #include "operator/kube/serve.h"
-#include "operator/kube/timestamp.h"
 #include "tests/unit/unit.h"
 
 /* --- loop --- */
@@ -452,40 +451,6 @@ static void test_metrics_names(void)
     op_queue_free(queue);
 }
 
-/* --- times --- */
-
-static void test_times(void)
-{
-    char text[OP_TIME_TEXT_MAX];
-    int64_t ns = 0;
-    struct dl_err err;
-    CU_ASSERT_STRING_EQUAL(op_time_text(INT64_C(1767323045000006789), text), "2026-01-02T03:04:05Z");
-    CU_ASSERT_STRING_EQUAL(op_time_micro_text(INT64_C(1767323045000006789), text), "2026-01-02T03:04:05.000006Z");
-    static const struct {
-        const char *text;
-        int64_t ns;
-    } rows[] = {
-        {"2026-01-02T03:04:05Z", INT64_C(1767323045000000000)},
-        {"2026-01-02T03:04:05.000006Z", INT64_C(1767323045000006000)},
-        {"2026-01-02T05:04:05.5+02:00", INT64_C(1767323045500000000)},
-        {"2026-01-01T22:04:05-05:00", INT64_C(1767323045000000000)},
-    };
-    for (size_t i = 0; i < DL_COUNT_OF(rows); i++) {
-        CU_ASSERT_EQUAL(op_time_parse(rows[i].text, &ns, &err), DL_OK);
-        CU_ASSERT_EQUAL(ns, rows[i].ns);
-    }
-    static const char *const wrong[] = {"",
-                                        "tomorrow",
-                                        "2026-01-02",
-                                        "2026-01-02T03:04:05",
-                                        "2026-01-02T03:04:05Zz",
-                                        "2026-01-02T03:04:05+0200",
-                                        "2026-01-02T03:04:05+"};
-    for (size_t i = 0; i < DL_COUNT_OF(wrong); i++) {
-        CU_ASSERT_EQUAL(op_time_parse(wrong[i], &ns, &err), DL_EINVAL);
-    }
-}
-
 /* --- probes --- */
 
 static void handle(void *context, const char *path, struct op_answer *answer)
@@ -611,4 +576,4 @@ UNIT_MAIN("kube_parts", {"timers fire in order", test_timers_fire_in_order},
           {"map", test_map}, {"paths", test_paths}, {"queue: keys once", test_queue_keys_once},
           {"queue: later", test_queue_later}, {"queue: backoff", test_queue_backoff},
           {"queue: at random", test_queue_at_random}, {"queue: bounded", test_queue_is_bounded},
-          {"K12 names", test_metrics_names}, {"times", test_times}, {"probes", test_probes})
+          {"K12 names", test_metrics_names}, {"probes", test_probes})

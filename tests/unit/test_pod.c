@@ -275,27 +275,6 @@ static void test_changes_of_capacity(void)
     CU_ASSERT_FALSE(op_node_changes_capacity(NULL, &silent));
 }
 
-static void test_times(void)
-{
-    static const struct {
-        const char *text;
-        int64_t seconds;
-    } rows[] = {
-        {"1970-01-01T00:00:00Z", 0},
-        {"2000-02-29T12:34:56Z", 951827696},
-        {"2026-11-29T18:02:41Z", 1795975361},
-        {"2100-03-01T00:00:00Z", 4107542400},
-    };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        char text[OP_WALL_TEXT_MAX];
-        CU_ASSERT_EQUAL(op_wall_parse(rows[i].text), rows[i].seconds * S);
-        op_wall_format(rows[i].seconds * S, text);
-        CU_ASSERT_STRING_EQUAL(text, rows[i].text);
-    }
-    CU_ASSERT_EQUAL(op_wall_parse("yesterday"), 0);
-    CU_ASSERT_EQUAL(op_wall_parse(NULL), 0);
-}
-
 UNIT_MAIN("pod", {"K2 ways in which a pod goes", test_pods}, {"details", test_details},
           {"foreign pods", test_foreign_pods_are_not_ours}, {"K13 nodes", test_nodes},
-          {"changes of capacity", test_changes_of_capacity}, {"times", test_times})
+          {"changes of capacity", test_changes_of_capacity})
