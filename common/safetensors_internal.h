@@ -19,6 +19,4 @@ struct dl_safetensors {
     struct dl_safetensors_pair metadata[DL_SAFETENSORS_METADATA_MAX];
 };
 
-uint64_t dl_dtype_bytes(enum dl_dtype dtype);
-
 #endif

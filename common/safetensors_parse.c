@@ -185,7 +185,7 @@ static enum dl_rc dtype_of(struct cursor *c, const char *name, const char *text,
                       name, text);
 }
 
-uint64_t dl_dtype_bytes(enum dl_dtype dtype)
+static uint64_t dtype_bytes(enum dl_dtype dtype)
 {
     return dtype == DL_DTYPE_F32 ? 4 : 2;
 }
@@ -208,7 +208,7 @@ static enum dl_rc check_size(struct cursor *c, const struct dl_tensor *tensor, c
         }
         elements *= tensor->shape[i];
     }
-    uint64_t bytes = elements * dl_dtype_bytes(entry->dtype);
+    uint64_t bytes = elements * dtype_bytes(entry->dtype);
     if (entry->end < entry->begin || entry->end > data_bytes || entry->end - entry->begin != bytes) {
         return dl_err_set(c->err, DL_EINVAL,
                           "safetensors: tensor %s needs %llu bytes, its offsets are %llu to %llu of %llu in the file",

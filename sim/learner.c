@@ -193,7 +193,7 @@ void sim_learner_train(struct sim_world *world, uint32_t n, int64_t at_ns)
 }
 
 /* Something came in: a trainer that waits at its boundary looks again. */
-void sim_learner_wake(struct sim_world *world, uint32_t n)
+static void wake(struct sim_world *world, uint32_t n)
 {
     struct sim_learner *learner = &world->learners[n];
     if (!learner->stepping && !learner->done) {
@@ -245,7 +245,7 @@ void sim_learner_start(struct sim_world *world, uint32_t n)
         learner->conns[s] = SIM_NONE;
     }
     pump_all(world, n);
-    sim_learner_wake(world, n);
+    wake(world, n);
     sim_at_random(world, world->faults.kill_mean_seconds, SIM_FAULT_KILL, n, learner->generation);
     sim_at_random(world, world->faults.stall_mean_seconds, SIM_FAULT_STALL, n, learner->generation);
 }
@@ -290,7 +290,7 @@ void sim_learner_sent(struct sim_world *world, uint32_t n, uint32_t c)
     if (conn->link_open && learner->conns[conn->shard] == c) {
         wk_link_on_chunk_sent(learner->link, world->now_ns, conn->shard);
         pump_all(world, n);
-        sim_learner_wake(world, n);
+        wake(world, n);
     }
 }
 
@@ -305,7 +305,7 @@ void sim_learner_tick(struct sim_world *world, uint32_t n)
     world->learners[n].tick_ns = INT64_MAX;
     wk_link_tick(world->learners[n].link, world->now_ns);
     pump_all(world, n);
-    sim_learner_wake(world, n);
+    wake(world, n);
 }
 
 void sim_learner_connected(struct sim_world *world, uint32_t c)
@@ -341,7 +341,7 @@ void sim_learner_lost(struct sim_world *world, uint32_t c)
         learner->conns[conn->shard] = SIM_NONE;
         wk_link_on_disconnected(learner->link, world->now_ns, conn->shard, "reset");
         pump_all(world, conn->learner);
-        sim_learner_wake(world, conn->learner);
+        wake(world, conn->learner);
     }
 }
 
@@ -381,5 +381,5 @@ void sim_learner_packet(struct sim_world *world, uint32_t c, const struct sim_pa
     }
     check_link(world, conn->learner);
     pump_all(world, conn->learner);
-    sim_learner_wake(world, conn->learner);
+    wake(world, conn->learner);
 }

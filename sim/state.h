@@ -271,7 +271,6 @@ void sim_learner_tick(struct sim_world *world, uint32_t n);
 void sim_learner_connected(struct sim_world *world, uint32_t conn);
 void sim_learner_lost(struct sim_world *world, uint32_t conn);
 void sim_learner_packet(struct sim_world *world, uint32_t conn, const struct sim_packet *packet);
-void sim_learner_wake(struct sim_world *world, uint32_t n);
 
 /* fetch.c */
 /* WK_STEP_FETCH: true when it has moved on; false: at `*again_ns` it is to be looked at again. */

@@ -32,7 +32,6 @@ struct op_auth {
     int64_t read_ns;   /* When files were read last. */
     int64_t failed_ns; /* When that failed last; 0: it did not. */
     struct dl_err failure;
-    uint64_t generation;
     struct op_exec_run *plugin; /* Runs now, or NULL. */
     bool has_plugin_answer;
     int64_t plugin_expires_wall_ns; /* INT64_MAX: never. */
@@ -75,16 +74,13 @@ static enum dl_rc read_file(const char *path, char **out, struct dl_err *err)
     return DL_OK;
 }
 
-static void take_text(struct op_auth *auth, struct material *material, char *text)
+static void take_text(struct material *material, char *text)
 {
-    if (material->text == NULL || text == NULL || strcmp(material->text, text) != 0) {
-        auth->generation++;
-    }
     wipe(&material->text);
     material->text = text;
 }
 
-static enum dl_rc reread(struct op_auth *auth, struct material *material, bool is_token, struct dl_err *err)
+static enum dl_rc reread(struct material *material, bool is_token, struct dl_err *err)
 {
     char *text = NULL;
     if (material->file == NULL) {
@@ -97,7 +93,7 @@ static enum dl_rc reread(struct op_auth *auth, struct material *material, bool i
     if (is_token) {
         text[strcspn(text, "\r\n")] = 0;
     }
-    take_text(auth, material, text);
+    take_text(material, text);
     return DL_OK;
 }
 
@@ -107,7 +103,7 @@ static enum dl_rc read_all(struct op_auth *auth, int64_t now_ns, struct dl_err *
     enum dl_rc rc = DL_OK;
     bool has_all = true;
     for (size_t i = 0; i < DL_COUNT_OF(all) && rc == DL_OK; i++) {
-        rc = reread(auth, all[i], all[i] == &auth->token, err);
+        rc = reread(all[i], all[i] == &auth->token, err);
         has_all = has_all && (all[i]->file == NULL || all[i]->text != NULL);
     }
     auth->read_ns = now_ns;
@@ -132,7 +128,7 @@ enum dl_rc op_auth_new(struct op_loop *loop, const struct op_config *config, voi
     if (auth == NULL) {
         return dl_err_set(err, DL_ENOMEM, "no memory for credentials");
     }
-    *auth = (struct op_auth){.loop = loop, .config = config, .ready = ready, .context = context, .generation = 1};
+    *auth = (struct op_auth){.loop = loop, .config = config, .ready = ready, .context = context};
     enum dl_rc rc = DL_ENOMEM;
     if (!given(&auth->ca, config->ca_file, config->ca_data) ||
         !given(&auth->cert, config->cert_file, config->cert_data) ||
@@ -182,10 +178,10 @@ static void on_plugin(void *context, const struct op_exec_answer *answer)
         auth->has_plugin_answer = true;
         auth->failed_ns = 0;
         auth->plugin_expires_wall_ns = answer->expires_wall_ns;
-        take_text(auth, &auth->token, answer->token != NULL ? strdup(answer->token) : NULL);
+        take_text(&auth->token, answer->token != NULL ? strdup(answer->token) : NULL);
         if (answer->cert != NULL && answer->key != NULL) {
-            take_text(auth, &auth->cert, strdup(answer->cert));
-            take_text(auth, &auth->key, strdup(answer->key));
+            take_text(&auth->cert, strdup(answer->cert));
+            take_text(&auth->key, strdup(answer->key));
         }
     }
     auth->ready(auth->context);
@@ -222,11 +218,6 @@ void op_auth_reject(struct op_auth *auth)
 {
     auth->read_ns = 0;
     auth->has_plugin_answer = false;
-}
-
-uint64_t op_auth_generation(const struct op_auth *auth)
-{
-    return auth->generation;
 }
 
 static bool set_blob(CURL *easy, CURLoption option, const char *text)

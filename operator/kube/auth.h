@@ -30,9 +30,6 @@ DL_MUST_CHECK enum dl_rc op_auth_check(struct op_auth *auth, int64_t now_ns, str
 /* The server refused what was sent: everything is read again at the next check. */
 void op_auth_reject(struct op_auth *auth);
 
-/* Changes whenever credentials changed: connections that were made with other certificates are not to be used. */
-uint64_t op_auth_generation(const struct op_auth *auth);
-
 /* Sets TLS and proxy options, and the Authorization header in front of `*headers` (the caller's). Everything is copied. */
 DL_MUST_CHECK enum dl_rc op_auth_apply(const struct op_auth *auth, CURL *easy, struct curl_slist **headers,
                                        struct dl_err *err);

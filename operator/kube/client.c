@@ -15,7 +15,7 @@
 #define RETRY_MAX_NS (10 * DL_NS_PER_SECOND)
 #define ERROR_BODY_MAX ((size_t)256 * 1024)
 
-const char *const op_call_methods[OP_CALL_METHODS] = {"GET", "POST", "PUT", "PATCH", "DELETE"};
+static const char *const method_names[OP_CALL_METHODS] = {"GET", "POST", "PUT", "PATCH", "DELETE"};
 
 static void wake_pump(struct op_client *client, int64_t due_ns)
 {
@@ -163,7 +163,7 @@ static void count(struct op_client *client, const struct op_call *call, int code
         client->counts[i].count++;
     }
     for (size_t k = 0; k < OP_CALL_METHODS && call->request.stream == NULL; k++) {
-        if (op_call_methods[k] == method) {
+        if (method_names[k] == method) {
             dl_histogram_add(&client->seconds[k], (double)(now_ns - call->started_ns) / (double)DL_NS_PER_SECOND);
         }
     }
@@ -231,7 +231,7 @@ static void on_transfer(void *context, CURLcode code, int64_t now_ns)
 
 static bool is_write(const struct op_call *call)
 {
-    return call->request.method != op_call_methods[0];
+    return call->request.method != method_names[0];
 }
 
 static bool is_stopped_by_guard(const struct op_call *call)
@@ -413,8 +413,8 @@ const char *op_client_server(const struct op_client *client)
 static const char *method_of(const char *name)
 {
     for (size_t i = 0; i < OP_CALL_METHODS; i++) {
-        if (strcmp(op_call_methods[i], name) == 0) {
-            return op_call_methods[i];
+        if (strcmp(method_names[i], name) == 0) {
+            return method_names[i];
         }
     }
     return NULL;
@@ -557,7 +557,7 @@ void op_client_metrics(const struct op_client *client, struct dl_metrics *metric
     }
     dl_metrics_family(metrics, "rest_client_request_duration_seconds", "histogram", "Time that a request takes.");
     for (size_t i = 0; i < OP_CALL_METHODS; i++) {
-        dl_metrics_histogram(metrics, &client->seconds[i], "verb", op_call_methods[i]);
+        dl_metrics_histogram(metrics, &client->seconds[i], "verb", method_names[i]);
     }
     dl_metrics_family(metrics, "rest_client_rate_limiter_duration_seconds", "histogram", "Time that a request waits.");
     dl_metrics_histogram(metrics, &client->limited, "host", host);

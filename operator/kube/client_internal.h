@@ -76,8 +76,6 @@ struct op_client {
     struct dl_histogram seconds[OP_CALL_METHODS], limited;
 };
 
-extern const char *const op_call_methods[OP_CALL_METHODS];
-
 /* client.c: op_fetch's way in; `request->path` is the whole URL. */
 DL_MUST_CHECK enum dl_rc op_client_fetch(struct op_client *client, const struct op_request *request, size_t bytes_max,
                                          uint64_t *id, struct dl_err *err);

@@ -17,12 +17,6 @@ const struct op_resource op_res_network_policies = {"networking.k8s.io", "v1", "
 const struct op_resource op_res_leases = {"coordination.k8s.io", "v1", "leases", "Lease", true};
 const struct op_resource op_res_events = {"events.k8s.io", "v1", "events", "Event", true};
 
-const char *op_resource_api_version(const struct op_resource *resource, char *text, size_t size)
-{
-    snprintf(text, size, "%s%s%s", resource->group, resource->group[0] == 0 ? "" : "/", resource->version);
-    return text;
-}
-
 void op_path_init(struct op_path *path)
 {
     *path = (struct op_path){.err.rc = DL_OK};

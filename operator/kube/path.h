@@ -27,9 +27,6 @@ extern const struct op_resource op_res_pods, op_res_nodes, op_res_secrets, op_re
     op_res_claims, op_res_stateful_sets, op_res_disruption_budgets, op_res_network_policies, op_res_leases,
     op_res_events;
 
-/* "v1" or "apps/v1" into `text` of `size` bytes; returns `text`. */
-const char *op_resource_api_version(const struct op_resource *resource, char *text, size_t size);
-
 struct op_path {
     struct dl_buf buf;
     bool has_query;

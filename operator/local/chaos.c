@@ -18,17 +18,6 @@ static const struct {
 static const char usage[] =
     "use kill@PERCENT%[:ID], kill-syncer@PERCENT%[:SHARD], join@PERCENT%[:COUNT], leave@PERCENT%[:COUNT]";
 
-const char *op_chaos_name(enum op_chaos_type type)
-{
-    switch (type) {
-    case OP_CHAOS_KILL: return "kill";
-    case OP_CHAOS_KILL_SYNCER: return "kill-syncer";
-    case OP_CHAOS_JOIN: return "join";
-    case OP_CHAOS_LEAVE: return "leave";
-    }
-    return "?";
-}
-
 static bool parse_type(const char *text, size_t length, enum op_chaos_type *type)
 {
     for (size_t i = 0; i < DL_COUNT_OF(names); i++) {

@@ -18,7 +18,6 @@
 #define OP_CHAOS_MAX 32
 
 enum op_chaos_type { OP_CHAOS_KILL, OP_CHAOS_KILL_SYNCER, OP_CHAOS_JOIN, OP_CHAOS_LEAVE };
-const char *op_chaos_name(enum op_chaos_type type);
 
 struct op_chaos_action {
     enum op_chaos_type type;

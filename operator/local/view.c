@@ -176,7 +176,8 @@ static void read_run(struct op_view *view, const cJSON *run)
     }
 }
 
-void op_view_learners_from_status(struct op_view *view)
+/* Fills learners from the status alone. */
+static void learners_from_status(struct op_view *view)
 {
     const struct op_job_status *status = &view->status;
     view->learner_count = 0;
@@ -222,7 +223,7 @@ enum dl_rc op_view_from_json(struct op_view *view, const char *text, size_t size
         view->seconds = status->uptime_seconds;
         view->progress =
             status->token_budget > 0 ? fmin(1, (double)status->tokens / (double)status->token_budget) : NAN;
-        op_view_learners_from_status(view);
+        learners_from_status(view);
         view->point_count = 0;
         op_view_add_point(view, &status->validation_first, 0);
         op_view_add_point(view, &status->validation_last, status->uptime_seconds);

@@ -7,8 +7,8 @@
 
 #include "common/mem.h"
 
-const char *const op_leave_names[OP_LEAVE_KINDS] = {"goodbye", "preempted", "lost", "superseded", "protocol"};
-const char *const op_time_names[OP_TIME_KINDS] = {"wait", "transfer", "grace", "merge", "commit", "total"};
+static const char *const leave_names[OP_LEAVE_KINDS] = {"goodbye", "preempted", "lost", "superseded", "protocol"};
+static const char *const time_names[OP_TIME_KINDS] = {"wait", "transfer", "grace", "merge", "commit", "total"};
 
 static const char *const phase_names[OP_STATUS_PHASE_COUNT] = {
     "Unreachable", "WaitingForLearners", "Seeding", "WaitingForQuorum", "Warmup", "Training", "Finishing", "Ended",
@@ -179,11 +179,11 @@ static void counters_parse(const cJSON *tree, struct op_job_status *status)
     }
     const cJSON *leaves = cJSON_GetObjectItemCaseSensitive(tree, "leaves");
     for (int i = 0; i < OP_LEAVE_KINDS; i++) {
-        status->leaves[i] = op_json_u64(leaves, op_leave_names[i], 0);
+        status->leaves[i] = op_json_u64(leaves, leave_names[i], 0);
     }
     const cJSON *times = cJSON_GetObjectItemCaseSensitive(tree, "times");
     for (int i = 0; i < OP_TIME_KINDS; i++) {
-        status->times[i] = op_json_double(times, op_time_names[i], 0);
+        status->times[i] = op_json_double(times, time_names[i], 0);
     }
     status->joins = op_json_u64(tree, "joins", 0);
     status->refusals = op_json_u64(tree, "refusals", 0);
@@ -305,13 +305,13 @@ static void put_counters(const struct op_job_status *status, struct op_json_out 
     op_json_put_u64(out, "joins", status->joins);
     op_json_object_begin(out, "leaves");
     for (int i = 0; i < OP_LEAVE_KINDS; i++) {
-        op_json_put_u64(out, op_leave_names[i], status->leaves[i]);
+        op_json_put_u64(out, leave_names[i], status->leaves[i]);
     }
     op_json_object_end(out);
     op_json_put_u64(out, "refusals", status->refusals);
     op_json_object_begin(out, "times");
     for (int i = 0; i < OP_TIME_KINDS; i++) {
-        op_json_put_double(out, op_time_names[i], status->times[i]);
+        op_json_put_double(out, time_names[i], status->times[i]);
     }
     op_json_object_end(out);
     op_json_put_double(out, "graceSeconds", status->grace_seconds);

@@ -80,8 +80,6 @@ struct op_data_status { /* The job's data, in sequences. */
 };
 
 enum { OP_LEAVE_KINDS = 5, OP_TIME_KINDS = 6 };
-extern const char *const op_leave_names[OP_LEAVE_KINDS]; /* goodbye, preempted, lost, superseded, protocol */
-extern const char *const op_time_names[OP_TIME_KINDS];   /* wait, transfer, grace, merge, commit, total */
 
 struct op_job_status {
     char job[DL_SPEC_NAME_MAX];
@@ -98,7 +96,7 @@ struct op_job_status {
     struct op_data_status data;
     uint64_t verdicts[DL_VERDICT_COUNT];
     uint64_t joins, leaves[OP_LEAVE_KINDS], refusals;
-    double times[OP_TIME_KINDS]; /* Seconds. */
+    double times[OP_TIME_KINDS]; /* Seconds. Names of both: status.c. */
     double grace_seconds;
     uint64_t bytes_in, bytes_out, resident_bytes;
     double uptime_seconds;

@@ -39,7 +39,7 @@ static void drop_parts(struct sy_core *core, uint32_t m, bool received_too)
 
 /* A complete push stays in its round; what was still on its way is gone. A superseded incarnation's pushes give way to
  * those of its successor, since a merge takes one push a learner id. */
-void sy_member_leave(struct sy_core *core, uint32_t m, enum sy_leave why)
+static void leave(struct sy_core *core, uint32_t m, enum sy_leave why)
 {
     struct sy_member *member = &core->members[m];
     assert(member->connected);
@@ -64,7 +64,7 @@ void sy_core_on_leave(struct sy_core *core, int64_t now_ns, uint32_t member, enu
     sy_event(core, now_ns);
     assert(member < core->slots);
     if (core->members[member].connected) {
-        sy_member_leave(core, member, why);
+        leave(core, member, why);
         sy_settle(core);
     }
 }
@@ -76,7 +76,7 @@ void sy_members_expire(struct sy_core *core)
         const struct sy_member *member = &core->members[m];
         if (member->connected && core->now_ns - member->heard_ns >= timeout_ns) {
             sy_queue(core, &(struct sy_queued){.type = SY_ACT_DISCONNECT, .member = m, .why = SY_LEAVE_LOST});
-            sy_member_leave(core, m, SY_LEAVE_LOST);
+            leave(core, m, SY_LEAVE_LOST);
         }
     }
 }
@@ -270,7 +270,7 @@ static enum dl_rc check_room(struct sy_core *core, const struct dl_wire_hello *h
 static void supersede(struct sy_core *core, uint32_t m)
 {
     sy_queue(core, &(struct sy_queued){.type = SY_ACT_DISCONNECT, .member = m, .why = SY_LEAVE_SUPERSEDED});
-    sy_member_leave(core, m, SY_LEAVE_SUPERSEDED);
+    leave(core, m, SY_LEAVE_SUPERSEDED);
 }
 
 /* Those of the same learner id that left before must not meet their successor in one merge. */

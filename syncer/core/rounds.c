@@ -31,7 +31,7 @@ void sy_round_move(struct sy_round *round, enum sy_round_state to)
 
 /* Holds the current version and has trained on it, as far as it has reported. With an older one an update is on its
  * way, after which there is nothing to push until the next step. */
-bool sy_part_is_eligible(const struct sy_core *core, const struct sy_member *member, uint32_t local)
+static bool is_eligible(const struct sy_core *core, const struct sy_member *member, uint32_t local)
 {
     const struct sy_part *part = &member->parts[local];
     return sy_is_training(member) && part->version == core->rounds[local].version && part->steps >= 1;
@@ -60,7 +60,7 @@ bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need
     }
     uint32_t eligible = 0;
     for (uint32_t m = 0; m < core->slots && eligible < need; m++) {
-        eligible += sy_part_is_eligible(core, &core->members[m], local) ? 1 : 0;
+        eligible += is_eligible(core, &core->members[m], local) ? 1 : 0;
     }
     return eligible >= need;
 }
@@ -167,7 +167,7 @@ void sy_rounds_ask(struct sy_core *core, uint32_t m)
     const struct sy_member *member = &core->members[m];
     for (uint32_t i = 0; i < core->fragments; i++) {
         struct sy_part *part = &member->parts[i];
-        if (!sy_round_is_open(&core->rounds[i]) || !sy_part_is_eligible(core, member, i)) {
+        if (!sy_round_is_open(&core->rounds[i]) || !is_eligible(core, member, i)) {
             continue;
         }
         switch (part->state) {
@@ -325,7 +325,7 @@ static void settle_parts(struct sy_core *core, uint32_t local)
     }
 }
 
-void sy_round_close(struct sy_core *core, uint32_t local)
+static void close_round(struct sy_core *core, uint32_t local)
 {
     struct sy_round *round = &core->rounds[local];
     refuse_absurd(core, local);
@@ -377,7 +377,7 @@ void sy_round_settle(struct sy_core *core, uint32_t local)
 {
     struct sy_round *round = &core->rounds[local];
     if (round->state == SY_ROUND_GRACE) {
-        sy_round_close(core, local);
+        close_round(core, local);
     }
     if (round->state == SY_ROUND_PULLING) { /* Closing may have come short, too. */
         sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);
@@ -403,7 +403,7 @@ static void check_round(struct sy_core *core, uint32_t local)
     if (round->state == SY_ROUND_GRACE) {
         bool awaits = round->warmup ? sy_warm_awaits(core, local) : may_come(core, local);
         if (!awaits || core->now_ns >= round->deadline_ns) {
-            sy_round_close(core, local);
+            close_round(core, local);
         }
     } else if (round->state == SY_ROUND_PULLING && core->now_ns >= round->deadline_ns) {
         sy_round_abandon(core, local, DL_VERDICT_BELOW_QUORUM);

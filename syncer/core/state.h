@@ -258,7 +258,6 @@ void sy_queue_result(struct sy_core *core, uint32_t member, uint64_t round, uint
 void sy_queue_note(struct sy_core *core, bool warn, const char *fmt, ...) DL_PRINTF(3, 4);
 
 /* members.c */
-void sy_member_leave(struct sy_core *core, uint32_t member, enum sy_leave why);
 /* Whether another incarnation of the same learner id was first admitted later. */
 bool sy_member_is_superseded(const struct sy_core *core, uint32_t member);
 void sy_members_expire(struct sy_core *core);
@@ -288,7 +287,6 @@ int64_t sy_warm_stall_ns(struct sy_core *core);
 int64_t sy_warm_deadline(const struct sy_core *core);
 
 /* rounds.c, grace.c */
-bool sy_part_is_eligible(const struct sy_core *core, const struct sy_member *member, uint32_t local);
 bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need);
 /* `warm_need`: the quorum of a warm-up round; 0: an ordinary round. */
 void sy_round_open(struct sy_core *core, uint32_t local, uint32_t warm_need);
@@ -296,7 +294,6 @@ void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member);
 /* Asks `member` in open rounds where it has become able to answer. */
 void sy_rounds_ask(struct sy_core *core, uint32_t member);
 void sy_rounds_check(struct sy_core *core);
-void sy_round_close(struct sy_core *core, uint32_t local);
 void sy_round_move(struct sy_round *round, enum sy_round_state to);
 /* Gives it up: what was received gets `verdict`. */
 void sy_round_abandon(struct sy_core *core, uint32_t local, enum dl_verdict verdict);

@@ -237,9 +237,6 @@ static void test_paths(void)
     }
     CU_ASSERT_EQUAL(op_path_text(&path, &text, &err), DL_EINVAL); /* Too long is refused, not cut. */
     op_path_release(&path);
-    char version[64];
-    CU_ASSERT_STRING_EQUAL(op_resource_api_version(&op_res_pods, version, sizeof version), "v1");
-    CU_ASSERT_STRING_EQUAL(op_resource_api_version(&op_res_stateful_sets, version, sizeof version), "apps/v1");
 }
 
 /* --- queue --- */

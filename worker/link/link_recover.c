@@ -253,11 +253,6 @@ void wk_link_set_serve(struct wk_link *link, const char *address)
     snprintf(link->serve, sizeof link->serve, "%s", address);
 }
 
-const char *wk_link_serve(const struct wk_link *link)
-{
-    return link->serve;
-}
-
 void wk_link_base(const struct wk_link *link, uint32_t p, struct wk_offer *out)
 {
     const struct wk_fragment *fragment = &link->fragments[p];

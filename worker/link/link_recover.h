@@ -49,7 +49,6 @@ enum dl_codec wk_link_broadcast_codec(const struct wk_link *link);
 
 /* Where this learner serves its state; from the next HELLO on. */
 void wk_link_set_serve(struct wk_link *link, const char *address);
-const char *wk_link_serve(const struct wk_link *link);
 
 /* What this learner could offer of a fragment's base copy (version 0: nothing); but for its hash. */
 void wk_link_base(const struct wk_link *link, uint32_t fragment, struct wk_offer *out);

@@ -117,7 +117,7 @@ void wk_forward_layers(struct wk_model *model, const uint32_t *tokens, uint32_t 
     norm(model, acts->output, model->weights.norm, rows, acts->final, acts->output_rstd);
 }
 
-void wk_head_logits(struct wk_model *model, uint64_t first, uint64_t rows, float *logits)
+static void head_logits(struct wk_model *model, uint64_t first, uint64_t rows, float *logits)
 {
     const struct wk_dims *d = &model->dims;
     project(model, model->acts.final + first * d->width, d->width, model->weights.head, d->vocab, rows, logits, NULL);
@@ -145,7 +145,7 @@ static void loss_task(void *context, uint32_t task, uint32_t thread)
 void wk_head_loss(struct wk_model *model, const uint32_t *targets, uint64_t first, uint64_t rows, float scale)
 {
     struct loss_job job = {.model = model, .targets = targets, .first = first, .rows = rows, .scale = scale};
-    wk_head_logits(model, first, rows, model->acts.logits);
+    head_logits(model, first, rows, model->acts.logits);
     wk_pool_run(model->pool, loss_task, &job, (uint32_t)((rows + WK_LOSS_TILE - 1) / WK_LOSS_TILE));
 }
 
@@ -207,6 +207,6 @@ enum dl_rc wk_model_logits(struct wk_model *model, const uint32_t *tokens, uint3
         return rc;
     }
     wk_forward_layers(model, tokens, sequences);
-    wk_head_logits(model, 0, rows, logits);
+    head_logits(model, 0, rows, logits);
     return DL_OK;
 }

@@ -25,8 +25,6 @@ struct wk_arena {
     uint32_t broken; /* Guards found overwritten. */
 };
 
-float *wk_arena_take(struct wk_arena *arena, uint64_t floats);
-
 /* Sizes that follow from the spec. */
 struct wk_dims {
     uint32_t vocab, width, layers, heads, kv_heads, head_width, ffn;
@@ -118,9 +116,8 @@ uint32_t wk_model_broken_guards(struct wk_model *model);
 
 /* forward.c */
 #define WK_LOSS_TILE 32 /* Rows of logits in a task. */
-/* Logits of `rows` rows of the final norm's output from row `first` on. */
-void wk_head_logits(struct wk_model *model, uint64_t first, uint64_t rows, float *logits);
-/* The same into acts.logits, then losses; with `scale` other than 0 the logits become gradients times it. */
+/* Logits of `rows` rows of the final norm's output from row `first` on into acts.logits, then losses; with `scale` other
+ * than 0 the logits become gradients times it. */
 void wk_head_loss(struct wk_model *model, const uint32_t *targets, uint64_t first, uint64_t rows, float scale);
 DL_MUST_CHECK enum dl_rc wk_mean_loss(const struct wk_model *model, uint64_t rows, double *loss, struct dl_err *err);
 void wk_forward_layers(struct wk_model *model, const uint32_t *tokens, uint32_t sequences);

@@ -10,7 +10,7 @@
 #define ROWS_MAX (UINT64_C(1) << 28) /* Keeps every size below 2^63 bytes and row numbers in 32 bits. */
 #define FFN_MAX (1u << 20)
 
-float *wk_arena_take(struct wk_arena *arena, uint64_t floats)
+static float *take(struct wk_arena *arena, uint64_t floats)
 {
     uint64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
     float *part = arena->base == NULL ? NULL : (float *)(void *)(arena->base + arena->used);
@@ -120,9 +120,9 @@ uint32_t wk_row_tiles(uint64_t rows)
 void wk_place_weights(struct wk_arena *arena, const struct wk_dims *dims, struct wk_weights *weights)
 {
     uint64_t width = dims->width, kv_width = (uint64_t)dims->kv_heads * dims->head_width;
-    float *embed = wk_arena_take(arena, dims->vocab * width);
-    float *norm = wk_arena_take(arena, width);
-    float *head = dims->tied ? embed : wk_arena_take(arena, dims->vocab * width);
+    float *embed = take(arena, dims->vocab * width);
+    float *norm = take(arena, width);
+    float *head = dims->tied ? embed : take(arena, dims->vocab * width);
     if (weights != NULL) {
         weights->embed = embed;
         weights->norm = norm;
@@ -130,12 +130,12 @@ void wk_place_weights(struct wk_arena *arena, const struct wk_dims *dims, struct
     }
     for (uint32_t i = 0; i < dims->layers; i++) {
         struct wk_layer layer;
-        float *qkv = wk_arena_take(arena, (dims->q_width + 2 * kv_width) * width);
-        layer.o = wk_arena_take(arena, width * dims->q_width);
-        float *gate_up = wk_arena_take(arena, (uint64_t)2 * dims->ffn * width);
-        layer.down = wk_arena_take(arena, width * dims->ffn);
-        layer.input_norm = wk_arena_take(arena, width);
-        layer.post_norm = wk_arena_take(arena, width);
+        float *qkv = take(arena, (dims->q_width + 2 * kv_width) * width);
+        layer.o = take(arena, width * dims->q_width);
+        float *gate_up = take(arena, (uint64_t)2 * dims->ffn * width);
+        layer.down = take(arena, width * dims->ffn);
+        layer.input_norm = take(arena, width);
+        layer.post_norm = take(arena, width);
         if (weights != NULL) {
             layer.q = qkv;
             layer.k = qkv + dims->q_width * width;
@@ -150,16 +150,16 @@ void wk_place_weights(struct wk_arena *arena, const struct wk_dims *dims, struct
 static void place_layer(struct wk_arena *arena, const struct wk_dims *dims, struct wk_layer_state *state)
 {
     uint64_t rows = dims->rows;
-    state->input = wk_arena_take(arena, rows * dims->width);
-    state->input_rstd = wk_arena_take(arena, rows);
-    state->normed = wk_arena_take(arena, rows * dims->width);
-    state->qkv = wk_arena_take(arena, rows * dims->qkv_width);
-    state->attended = wk_arena_take(arena, rows * dims->q_width);
-    state->lse = wk_arena_take(arena, rows * dims->heads);
-    state->middle = wk_arena_take(arena, rows * dims->width);
-    state->middle_rstd = wk_arena_take(arena, rows);
-    state->middle_normed = wk_arena_take(arena, rows * dims->width);
-    state->gate_up = wk_arena_take(arena, rows * 2 * dims->ffn);
+    state->input = take(arena, rows * dims->width);
+    state->input_rstd = take(arena, rows);
+    state->normed = take(arena, rows * dims->width);
+    state->qkv = take(arena, rows * dims->qkv_width);
+    state->attended = take(arena, rows * dims->q_width);
+    state->lse = take(arena, rows * dims->heads);
+    state->middle = take(arena, rows * dims->width);
+    state->middle_rstd = take(arena, rows);
+    state->middle_normed = take(arena, rows * dims->width);
+    state->gate_up = take(arena, rows * 2 * dims->ffn);
 }
 
 void wk_place_activations(struct wk_arena *arena, const struct wk_dims *dims, uint32_t threads, bool forward_only,
@@ -177,22 +177,22 @@ void wk_place_activations(struct wk_arena *arena, const struct wk_dims *dims, ui
         }
     }
     struct wk_activations all = {.layers = acts == NULL ? NULL : acts->layers};
-    all.output = forward_only ? state.input : wk_arena_take(arena, rows * dims->width);
-    all.output_rstd = wk_arena_take(arena, rows);
-    all.final = wk_arena_take(arena, rows * dims->width);
-    all.hidden = wk_arena_take(arena, rows * dims->ffn);
-    all.logits = wk_arena_take(arena, (uint64_t)dims->logits_rows * dims->vocab);
+    all.output = forward_only ? state.input : take(arena, rows * dims->width);
+    all.output_rstd = take(arena, rows);
+    all.final = take(arena, rows * dims->width);
+    all.hidden = take(arena, rows * dims->ffn);
+    all.logits = take(arena, (uint64_t)dims->logits_rows * dims->vocab);
     if (!forward_only) {
-        all.dstream = wk_arena_take(arena, rows * dims->width);
-        all.dnormed = wk_arena_take(arena, rows * dims->width);
-        all.dattended = wk_arena_take(arena, rows * dims->q_width);
-        all.dqkv = wk_arena_take(arena, rows * dims->qkv_width);
-        all.gain_parts = wk_arena_take(arena, (uint64_t)dims->row_tiles * dims->width);
+        all.dstream = take(arena, rows * dims->width);
+        all.dnormed = take(arena, rows * dims->width);
+        all.dattended = take(arena, rows * dims->q_width);
+        all.dqkv = take(arena, rows * dims->qkv_width);
+        all.gain_parts = take(arena, (uint64_t)dims->row_tiles * dims->width);
     }
-    all.cosine = wk_arena_take(arena, dims->length * half);
-    all.sine = wk_arena_take(arena, dims->length * half);
-    all.losses = (double *)(void *)wk_arena_take(arena, rows * 2);
-    all.scratch = wk_arena_take(arena, threads * wk_attention_scratch(dims->head_width, dims->length));
+    all.cosine = take(arena, dims->length * half);
+    all.sine = take(arena, dims->length * half);
+    all.losses = (double *)(void *)take(arena, rows * 2);
+    all.scratch = take(arena, threads * wk_attention_scratch(dims->head_width, dims->length));
     if (acts != NULL) {
         *acts = all;
     }
