@@ -27,6 +27,7 @@ gate_format() {
 }
 gate_layers() { python3 "$here/layers.py" "$root"; }
 gate_banned() { python3 "$here/banned.py" "$root"; }
+gate_documents() { python3 "$here/documents.py" "$root"; }
 gate_headers() { # Each header compiles alone; the public one also as C++.
     local failed=0 count=0 header
     while read -r header; do
@@ -67,7 +68,7 @@ gate_shell() { # Scripts parse.
 }
 
 gates=("$@")
-[ ${#gates[@]} -gt 0 ] || gates=(format layers banned headers shell cppcheck tidy)
+[ ${#gates[@]} -gt 0 ] || gates=(format layers banned documents headers shell cppcheck tidy)
 status=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -26,7 +26,8 @@ gate() { # gate NAME [FILE]: in the copy
 }
 
 cd "$repository" || exit 2
-git ls-files -z --cached --others --exclude-standard common syncer worker operator sim tests docs/examples Makefile .ci .clang-format |
+git ls-files -z --cached --others --exclude-standard README.md common syncer worker operator sim tests docs crds helm images Makefile .ci \
+    .clang-format |
     tar --null --files-from=- --ignore-failed-read -c 2> /dev/null | tar -x -C "$copy"
 file=common/planted.c
 good='#include "common/planted.h"
@@ -88,9 +89,18 @@ rm "$copy/common/planted.h"
 expect GREEN "shell without a fault" gate shell
 printf 'if then fi\n' > "$copy/tests/planted.sh"
 expect RED "shell: does not parse" gate shell
+rm "$copy/tests/planted.sh"
+expect GREEN "documents without a fault" gate documents
+for fault in 'See [x](nowhere.md).' 'See [x](#nowhere).' 'See `syncer/nowhere.c`.' 'Type `make nowhere`.' 'Type `diloco run --nowhere`.' \
+    'Set DILOCO_NOWHERE.' 'Watch diloco_nowhere_total.'; do
+    printf '# Planted\n\n%s\n' "$fault" > "$copy/docs/planted.md"
+    expect RED "documents: $fault" gate documents
+done
+rm "$copy/docs/planted.md"
 mkdir "$copy/empty"
 expect RED "layers: looked at nothing" "$here/layers.py" "$copy/empty"
 expect RED "banned: looked at nothing" "$here/banned.py" "$copy/empty"
+expect RED "documents: looked at nothing" "$here/documents.py" "$copy/empty"
 
 sanitized() { # sanitized NAME CODE
     printf '%s\n' "$2" > "$copy/planted-$1.c"
