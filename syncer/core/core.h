@@ -3,7 +3,7 @@
  * Pure: it is given an event and the time, and queues actions; it opens no socket, reads no clock, starts no thread and,
  * once made, allocates nothing. The same code runs behind the server, in replay and in simulation. Owned by one thread.
  *
- * How a round goes (ALGORITHM.md, "Syncer, round t"): idle -> pulling (PULL sent to every live learner) -> quorum reached,
+ * How a round goes (docs/protocol.md, "A round"): idle -> pulling (PULL sent to every live learner) -> quorum reached,
  * grace window -> closed (MERGE queued) -> sy_core_on_committed -> idle again, BROADCAST queued. Rounds of different
  * fragments overlap freely; one fragment has at most one round under way.
  *

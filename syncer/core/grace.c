@@ -1,4 +1,4 @@
-/* sy_core, how long a round that has its quorum waits for more (ALGORITHM.md, step 4). */
+/* sy_core, how long a round that has its quorum waits for more. */
 #include <math.h>
 
 #include "common/mem.h"

@@ -38,7 +38,7 @@ def exists(root, name):
 def sources(root, tops):
     for top in tops:
         for path in sorted((root / top).rglob("*")) if (root / top).is_dir() else [root / top]:
-            if path.is_file() and any(fnmatch.fnmatch(path.name, pattern) for pattern in SOURCES):
+            if path.is_file() and path.parent.name != "lint" and any(fnmatch.fnmatch(path.name, pattern) for pattern in SOURCES):
                 yield path.read_text(encoding="utf-8", errors="replace")
 
 

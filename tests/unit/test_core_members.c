@@ -1,4 +1,4 @@
-/* sy_core: who may join, who is who, who is still there. Tests that stand for a line of REQUIREMENTS carry its name. */
+/* sy_core: who may join, who is who, who is still there. Tests that stand for a requirement carry its name. */
 #include "tests/unit/core_rig.h"
 
 static void test_j2_refusals(void)
