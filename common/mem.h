@@ -7,8 +7,10 @@
 #ifndef DL_COMMON_MEM_H
 #define DL_COMMON_MEM_H
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static inline void dl_cleanup_free(void *pointer)
@@ -55,6 +57,22 @@ static inline void *dl_alloc_aligned(size_t bytes)
     void *memory = rounded < bytes ? NULL : aligned_alloc(alignment, rounded == 0 ? 64 : rounded);
     if (memory != NULL) {
         __builtin_memset(memory, 0, rounded == 0 ? 64 : rounded);
+    }
+    return memory;
+}
+
+#define DL_LARGE_PAGE_BYTES ((size_t)2 << 20)
+
+/* Memory for arrays that are walked from end to end: aligned to 64 bytes, from 2 MiB on to a large page, in large pages where the
+ * system lends them (a wish: without them everything works, slower), and not more of them than whole ones. Content undefined;
+ * free() releases it. NULL when there is none. */
+static inline void *dl_alloc_large(size_t bytes)
+{
+    size_t alignment = bytes >= DL_LARGE_PAGE_BYTES ? DL_LARGE_PAGE_BYTES : 64;
+    size_t rounded = (bytes + 63) & ~(size_t)63;
+    void *memory = rounded < bytes ? NULL : aligned_alloc(alignment, rounded == 0 ? 64 : rounded);
+    if (memory != NULL && bytes >= DL_LARGE_PAGE_BYTES) {
+        (void)madvise(memory, bytes / DL_LARGE_PAGE_BYTES * DL_LARGE_PAGE_BYTES, MADV_HUGEPAGE);
     }
     return memory;
 }

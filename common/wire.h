@@ -408,6 +408,11 @@ void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out);
 DL_MUST_CHECK enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
                                               const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], const uint8_t *data,
                                               uint32_t data_bytes, struct dl_err *err);
+/* The same in two parts, for a receiver that hashes the data on its way: the seed of their hash, and whether it is right. */
+uint64_t dl_wire_chunk_seed(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
+                            const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES]);
+DL_MUST_CHECK enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], uint64_t data_hash,
+                                             struct dl_err *err);
 void dl_wire_chunk_prefix(const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], uint64_t *transfer, uint64_t *offset);
 
 /* Data bytes a chunk of `codec` carries: the largest number of whole blocks within DL_WIRE_CHUNK_DATA_MAX. */

@@ -54,7 +54,8 @@ enum dl_rc dl_wire_header_decode(const uint8_t bytes[DL_WIRE_HEADER_BYTES], stru
 }
 
 /* A chunk's data is hashed with its prefix's hash as seed, so that the two may lie apart. */
-static uint64_t chunk_seed(const uint8_t *header, const uint8_t *prefix)
+uint64_t dl_wire_chunk_seed(const uint8_t header[DL_WIRE_HEADER_BYTES],
+                            const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES])
 {
     return dl_hash64(prefix, DL_WIRE_CHUNK_PREFIX_BYTES, dl_wire_header_seed(header));
 }
@@ -91,7 +92,7 @@ uint64_t dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_b
     dl_wire_header_encode(DL_WIRE_CHUNK, DL_WIRE_CHUNK_PREFIX_BYTES + data_bytes, out);
     dl_le_put(out + DL_WIRE_HEADER_BYTES, transfer, 8);
     dl_le_put(out + DL_WIRE_HEADER_BYTES + 8, offset, 8);
-    return chunk_seed(out, out + DL_WIRE_HEADER_BYTES);
+    return dl_wire_chunk_seed(out, out + DL_WIRE_HEADER_BYTES);
 }
 
 void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out)
@@ -113,7 +114,13 @@ enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES]
         dl_le_get(header_bytes + 8, 4) != (uint64_t)data_bytes + DL_WIRE_CHUNK_PREFIX_BYTES) {
         return dl_err_set(err, DL_ECORRUPT, "message chunk: %u data bytes do not fit its header", data_bytes);
     }
-    return checksum_result(header_bytes, dl_hash64(data, data_bytes, chunk_seed(header_bytes, prefix)), err);
+    return dl_wire_chunk_check(header_bytes, dl_hash64(data, data_bytes, dl_wire_chunk_seed(header_bytes, prefix)),
+                               err);
+}
+
+enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], uint64_t data_hash, struct dl_err *err)
+{
+    return checksum_result(header_bytes, data_hash, err);
 }
 
 void dl_wire_chunk_prefix(const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], uint64_t *transfer, uint64_t *offset)

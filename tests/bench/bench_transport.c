@@ -25,6 +25,7 @@
 #define ROUNDS 6 /* Of TENSORS fragments each. */
 #define RAW_BYTES (ROUNDS * TENSORS * TENSOR_BYTES)
 #define PIECE (1u << 20)
+#define TURNS 7
 
 struct cost { /* Of one direction. */
     double gb_per_s, cpu_s_per_gb;
@@ -329,7 +330,8 @@ static struct cost raw(uint16_t port, const char *ca_file, char mode)
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
-    uint8_t *memory = dl_alloc_aligned(TENSOR_BYTES); /* As large as a fragment: nothing comes from the cache. */
+    uint8_t *memory = dl_alloc_large(TENSOR_BYTES); /* As large as a fragment: nothing comes from the cache. */
+    memset(memory, 1, TENSOR_BYTES);                /* No page is fresh when the bytes come. */
     if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
         perror("bench: connect");
         exit(1);
@@ -439,23 +441,21 @@ static struct cost broadcast(uint16_t port, const char *ca_file, int result)
     return (struct cost){(double)RAW_BYTES * 1e-9 / result_of(result), cpu_per_gb};
 }
 
-/* Three runs of one thing. Ratios are between the best of each: other processes of the machine can only make a run slower. */
+/* One thing, and what it is compared with: in turn, so that both see the same machine. Ratios are between the best of each: other
+ * processes of the machine can only make a run slower. */
 struct costs {
     struct bench_stats gb_per_s, cpu_s_per_gb;
 };
 
-static struct costs costs_of(const struct cost *a, const struct cost *b, const struct cost *c)
+static struct costs costs_of(const struct cost runs[TURNS])
 {
-    double rates[] = {a->gb_per_s, b->gb_per_s, c->gb_per_s};
-    double cpu[] = {a->cpu_s_per_gb, b->cpu_s_per_gb, c->cpu_s_per_gb};
-    return (struct costs){bench_stats_of(rates, 3), bench_stats_of(cpu, 3)};
+    double rates[TURNS], cpu[TURNS];
+    for (int i = 0; i < TURNS; i++) {
+        rates[i] = runs[i].gb_per_s;
+        cpu[i] = runs[i].cpu_s_per_gb;
+    }
+    return (struct costs){bench_stats_of(rates, TURNS), bench_stats_of(cpu, TURNS)};
 }
-
-#define THRICE(run)                                                                                                    \
-    ({                                                                                                                 \
-        struct cost first_ = run, second_ = run, third_ = run;                                                         \
-        costs_of(&first_, &second_, &third_);                                                                          \
-    })
 
 static void report_costs(struct bench_report *report, const char *rate_name, const char *cpu_name, struct costs costs,
                          const char *rate_to, const char *cpu_to, struct costs yardstick)
@@ -486,7 +486,8 @@ int main(void)
         return 0;
     }
     for (int i = 0; i < TENSORS; i++) {
-        tensors[i] = dl_alloc_aligned(TENSOR_BYTES);
+        tensors[i] = dl_alloc_large(TENSOR_BYTES);
+        memset(tensors[i], 0, TENSOR_BYTES);
     }
     struct bench_report report = {0};
     for (int with_tls = 0; with_tls < 2; with_tls++) {
@@ -497,8 +498,15 @@ int main(void)
                                                  "broadcast_cpu_tls"}};
         const char *const *name = names[with_tls], *ca = with_tls ? ca_file : NULL;
         uint16_t port = with_tls ? secure_port : plain_port;
-        struct costs raw_send = THRICE(raw(port, ca, 's')), raw_receive = THRICE(raw(port, ca, 'r'));
-        struct costs pushed = THRICE(push(port, ca, result[0])), heard = THRICE(broadcast(port, ca, result[0]));
+        struct cost runs[4][TURNS];
+        for (int i = 0; i < TURNS; i++) {
+            runs[0][i] = raw(port, ca, 's');
+            runs[2][i] = push(port, ca, result[0]);
+            runs[1][i] = raw(port, ca, 'r');
+            runs[3][i] = broadcast(port, ca, result[0]);
+        }
+        struct costs raw_send = costs_of(runs[0]), raw_receive = costs_of(runs[1]);
+        struct costs pushed = costs_of(runs[2]), heard = costs_of(runs[3]);
         report_costs(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
         report_costs(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
         report_costs(&report, name[4], name[5], pushed, name[0], name[1], raw_send);

@@ -12,7 +12,6 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -80,20 +79,17 @@ static inline struct rig_setup rig_setup_of_round(const char *program, const cha
                               .columns = 4000,
                               .compression = compression,
                               .broadcast = broadcast,
-                              .pause_us = 1000};
+                              .pause_us = 5000}; /* Steps: still more of them than any trainer makes. */
 }
 
 /* Memory that has been used before, in large pages where there are any, as the built-in trainer's is. */
 static inline void *rig_memory(uint64_t bytes)
 {
-    const uint64_t large = UINT64_C(2) << 20;
-    uint64_t rounded = (bytes + large - 1) / large * large;
-    uint8_t *memory = aligned_alloc(large, rounded);
+    uint8_t *memory = dl_alloc_large(bytes);
     if (memory == NULL) {
         rig_fail("bench: memory");
     }
-    (void)madvise(memory, rounded, MADV_HUGEPAGE);
-    memset(memory, 0, rounded);
+    memset(memory, 0, bytes);
     return memory;
 }
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/codec.h"
+#include "common/copy.h"
 #include "common/isa.h"
 #include "common/rng.h"
 #include "tests/unit/unit.h"
@@ -212,7 +213,33 @@ static void check_delta(void)
         dl_codec_encode_delta(codecs[c], base, theta, BLOCKS, out);
         CU_ASSERT_EQUAL(memcmp(out, expected, bytes), 0);
         CU_ASSERT_TRUE(guards_hold(&encoded, bytes));
+        /* Where memory is aligned, a float32 delta goes past the caches. */
+        static _Alignas(64) uint8_t aligned[ELEMENTS * 4 + 64];
+        memset(aligned, 0xa5, sizeof aligned);
+        dl_codec_encode_delta(codecs[c], base, theta, BLOCKS, aligned);
+        CU_ASSERT_EQUAL(memcmp(aligned, expected, bytes), 0);
+        CU_ASSERT_EQUAL(aligned[bytes], 0xa5);
     }
+}
+
+/* Every alignment of both ends, with sizes around a line's. */
+static void test_copy_past_the_caches(void)
+{
+    static _Alignas(64) uint8_t from[512], to[512], expected[512];
+    for (size_t i = 0; i < sizeof from; i++) {
+        from[i] = (uint8_t)(i * 7 + 1);
+    }
+    unsigned wrong = 0;
+    for (size_t at = 0; at < 64; at++) {
+        for (size_t size = 0; size <= 200; size++) {
+            memset(to, 0xa5, sizeof to);
+            memset(expected, 0xa5, sizeof expected);
+            memcpy(expected + 64 + at, from + size % 64, size);
+            dl_copy_past(to + 64 + at, from + size % 64, size);
+            wrong += memcmp(to, expected, sizeof to) != 0;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
 }
 
 static void test_delta_equals_encoded_difference(void)
@@ -374,5 +401,6 @@ static void test_sizes(void)
 
 UNIT_MAIN("codec", {"sizes", test_sizes}, {"encode and decode", test_encode_and_decode},
           {"delta", test_delta_equals_encoded_difference}, {"error of one passage", test_error_of_one_passage},
-          {"not finite", test_not_finite_stays_visible}, {"hostile scales", test_hostile_scales},
-          {"sum of squares", test_sum_squares}, {"equal bits of sums", test_equal_bits_of_sums})
+          {"copy past the caches", test_copy_past_the_caches}, {"not finite", test_not_finite_stays_visible},
+          {"hostile scales", test_hostile_scales}, {"sum of squares", test_sum_squares},
+          {"equal bits of sums", test_equal_bits_of_sums})

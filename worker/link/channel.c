@@ -87,9 +87,18 @@ static enum dl_rc on_place(void *context, uint64_t transfer, uint64_t offset, ui
         return dl_err_set(err, DL_ENOMEM, "receive fragment %u: no memory for %llu bytes", spot->fragment,
                           (unsigned long long)spot->total_bytes);
     }
-    channel->placed_bytes = bytes;
+    if (spot->offset == 0) {
+        dl_hash_stream_init(wk_store_content(hub->store, spot->fragment, spot->slot), 0);
+    }
     *data = channel->slot + spot->offset;
     return DL_OK;
+}
+
+/* The content's hash goes along. A piece that turns out to be damaged ends the connection, and with it the update. */
+static void on_piece(void *context, const uint8_t *bytes, size_t size)
+{
+    const struct wk_channel *channel = context;
+    dl_hash_stream_add(wk_store_content(channel->hub->store, channel->spot.fragment, channel->spot.slot), bytes, size);
 }
 
 static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
@@ -103,13 +112,8 @@ static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
     if (!intact) {
         return dl_err_set(err, DL_ECORRUPT, "a chunk of fragment %u was damaged on the way", channel->spot.fragment);
     }
-    /* The content's hash goes along chunk by chunk, while each is in the cache. */
-    struct dl_hash_stream *content = wk_store_content(hub->store, channel->spot.fragment, channel->spot.slot);
-    if (channel->spot.offset == 0) {
-        dl_hash_stream_init(content, 0);
-    }
-    dl_hash_stream_add(content, channel->slot + channel->spot.offset, channel->placed_bytes);
     if (last) {
+        const struct dl_hash_stream *content = wk_store_content(hub->store, channel->spot.fragment, channel->spot.slot);
         bool whole = dl_hash_stream_result(content) == content_hash;
         pthread_mutex_lock(&hub->lock);
         wk_link_on_update(hub->link, channel->now_ns, channel->shard, whole);
@@ -428,8 +432,9 @@ static void read_frames(struct wk_channel *channel)
         uint8_t *at = NULL;
         size_t direct = (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, &at), dl_ws_payload_next(&channel->parser));
         size_t got = 0;
-        rc = wk_stream_read(&channel->stream, at, direct, channel->in, direct > 0 ? WK_IN_BESIDE_BYTES : WK_IN_BYTES,
-                            &got, &err);
+        size_t beside = direct == 0 ? WK_IN_BYTES : direct <= WK_READ_BYTES ? WK_IN_BESIDE_BYTES : 0;
+        direct = DL_MIN(direct, (size_t)WK_READ_BYTES);
+        rc = wk_stream_read(&channel->stream, at, direct, channel->in, beside, &got, &err);
         if (rc != DL_OK) {
             break;
         }
@@ -608,7 +613,8 @@ enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint3
     if (channel->out == NULL) {
         return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", bytes);
     }
-    struct wk_rx_owner owner = {.context = channel, .message = on_message, .place = on_place, .chunk = on_chunk};
+    struct wk_rx_owner owner = {
+        .context = channel, .message = on_message, .place = on_place, .piece = on_piece, .chunk = on_chunk};
     wk_rx_init(&channel->rx, &owner, &channel->message);
     return DL_OK;
 }

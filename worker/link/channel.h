@@ -13,10 +13,11 @@
 #include "worker/link/stream.h"
 #include "worker/link/ws.h"
 
-#define WK_IN_BYTES 16384         /* Receive buffer, for all that has no place of its own. */
-#define WK_IN_BESIDE_BYTES 4096   /* Of it, used when a chunk's data is received to its place in the same call. */
-#define WK_READ_BUDGET (8u << 20) /* Bytes taken from one connection before the others have their turn. */
-#define WK_OUT_MESSAGES 2         /* The send buffer holds as many of the largest ones. */
+#define WK_IN_BYTES 16384          /* Receive buffer, for all that has no place of its own. */
+#define WK_IN_BESIDE_BYTES 4096    /* Of it, used when a chunk's data is received to its place in the same call. */
+#define WK_READ_BYTES (256u << 10) /* In one call: hashed before the second-level cache has lost it. */
+#define WK_READ_BUDGET (8u << 20)  /* Bytes taken from one connection before the others have their turn. */
+#define WK_OUT_MESSAGES 2          /* The send buffer holds as many of the largest ones. */
 #define WK_OUT_SLACK 512      /* Of the send buffer, beside the largest message: a frame's head and control frames. */
 #define WK_CONNECT_SECONDS 10 /* For one address. */
 
@@ -48,7 +49,6 @@ struct wk_channel {
     struct wk_act act;
     int64_t now_ns; /* Of the iteration. */
     struct wk_spot spot;
-    uint32_t placed_bytes; /* Of the chunk being received. */
     struct dl_hash_stream sending;
     uint8_t *slot; /* Memory of the update being received. */
     uint8_t random[256];

@@ -5,6 +5,7 @@
 
 #include "common/mem.h"
 
+#define HASH_PIECE ((size_t)16 * 1024) /* Read by both hashes while it is in the first-level cache. */
 #define HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 
 void wk_rx_init(struct wk_rx *rx, const struct wk_rx_owner *owner, struct dl_wire_message *message)
@@ -50,7 +51,21 @@ static enum dl_rc begin_chunk(struct wk_rx *rx, struct dl_err *err)
     uint64_t transfer, offset;
     dl_wire_chunk_prefix(rx->prefix, &transfer, &offset);
     rx->data = NULL;
+    dl_hash_stream_init(&rx->hash, dl_wire_chunk_seed(rx->header_bytes, rx->prefix));
     return rx->owner.place(rx->owner.context, transfer, offset, chunk_data_bytes(rx), &rx->data, err);
+}
+
+/* `size` bytes of the chunk's data have come to their place, behind those before. */
+static void hash_data(struct wk_rx *rx, size_t size)
+{
+    const uint8_t *at = rx->data + (rx->have - HEAD_BYTES) - size;
+    while (size > 0) {
+        size_t piece = DL_MIN(size, HASH_PIECE);
+        dl_hash_stream_add(&rx->hash, at, piece);
+        rx->owner.piece(rx->owner.context, at, piece);
+        at += piece;
+        size -= piece;
+    }
 }
 
 /* Copies what is missing up to `end` bytes of the message to `to`, which holds the part from `start` on. */
@@ -80,7 +95,11 @@ enum dl_rc wk_rx_bytes(struct wk_rx *rx, const uint8_t *bytes, size_t size, stru
             gather(rx, DL_WIRE_HEADER_BYTES, HEAD_BYTES, rx->prefix, &bytes, &size);
             rc = rx->have < HEAD_BYTES ? DL_OK : begin_chunk(rx, err);
         } else {
+            uint32_t before = rx->have;
             gather(rx, HEAD_BYTES, message_bytes(rx), rx->data, &bytes, &size);
+            if (rx->data != NULL) {
+                hash_data(rx, rx->have - before);
+            }
         }
     }
     return rc;
@@ -88,11 +107,10 @@ enum dl_rc wk_rx_bytes(struct wk_rx *rx, const uint8_t *bytes, size_t size, stru
 
 static enum dl_rc end_chunk(struct wk_rx *rx, struct dl_err *err)
 {
-    uint8_t *data = dl_take(rx->data);
-    if (data == NULL) {
+    if (dl_take(rx->data) == NULL) {
         return DL_OK;
     }
-    bool intact = dl_wire_chunk_verify(rx->header_bytes, rx->prefix, data, chunk_data_bytes(rx), NULL) == DL_OK;
+    bool intact = dl_wire_chunk_check(rx->header_bytes, dl_hash_stream_result(&rx->hash), NULL) == DL_OK;
     return rx->owner.chunk(rx->owner.context, intact, err);
 }
 
@@ -128,4 +146,5 @@ void wk_rx_advance(struct wk_rx *rx, size_t bytes)
 {
     assert(rx->data != NULL && bytes <= message_bytes(rx) - rx->have);
     rx->have += (uint32_t)bytes;
+    hash_data(rx, bytes);
 }

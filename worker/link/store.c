@@ -5,12 +5,14 @@
 #include <string.h>
 
 #include "common/codec.h"
+#include "common/copy.h"
 #include "common/hash.h"
 #include "common/mem.h"
 
-/* Blocks handled at once: the pieces (16 KiB of float32) stay in the first-level cache between the two writes. */
+/* Handled at once where something is written twice: 16 KiB of float32 stay in the first-level cache in between. */
 #define PIECE_BLOCKS 16
 #define PIECE_ELEMENTS ((size_t)PIECE_BLOCKS * DL_BLOCK)
+#define WHOLE_SLICES SIZE_MAX /* Instead, where everything is touched once. */
 
 struct memory {
     uint8_t *bytes;
@@ -69,9 +71,10 @@ enum dl_rc wk_store_prepare(struct wk_store *store, const struct dl_layout *layo
     bool enough = true;
     for (uint32_t p = 0; p < layout->fragment_count && enough; p++) {
         uint64_t bytes = layout->fragments[p].padded_elements * sizeof(float);
-        store->base[p] = dl_alloc_aligned(bytes);
+        store->base[p] = dl_alloc_large(bytes);
         enough = store->base[p] != NULL;
         if (enough) {
+            memset(store->base[p], 0, bytes); /* The gaps between tensors. */
             __atomic_add_fetch(&store->bytes, bytes, __ATOMIC_RELAXED);
             dl_layout_gather(layout, p, store->tensors, store->base[p]);
         }
@@ -88,7 +91,7 @@ static uint8_t *grow(struct memory *memory, uint64_t bytes, uint64_t *counted)
 {
     if (memory->size < bytes) {
         free(memory->bytes);
-        memory->bytes = aligned_alloc(64, (bytes + 63) / 64 * 64); /* Written before it is read: no need for zeros. */
+        memory->bytes = dl_alloc_large(bytes); /* Written before it is read: no need for zeros. */
         memory->size = memory->bytes == NULL ? 0 : bytes;
         __atomic_add_fetch(counted, memory->size, __ATOMIC_RELAXED);
     }
@@ -121,7 +124,7 @@ uint64_t wk_store_bytes(const struct wk_store *store)
 
 /* --- a fragment, piece by piece ---------------------------------------------------------------------------------- */
 
-/* A piece is at most PIECE_BLOCKS whole blocks of one slice. Its last block may reach past the slice's end into the
+/* A piece is whole blocks of one slice, of so many elements at most. Its last block may reach past the slice's end into the
  * gap: `count` elements are the tensor's, the rest up to whole blocks are zeros. */
 struct piece {
     float *theta;  /* The caller's tensor. */
@@ -131,15 +134,17 @@ struct piece {
 
 typedef void piece_function(void *context, const struct piece *piece);
 
-static void for_each_piece(const struct wk_store *store, uint32_t p, piece_function *function, void *context)
+static void for_each_piece(const struct wk_store *store, uint32_t p, size_t elements_max, piece_function *function,
+                           void *context)
 {
     const struct dl_layout *layout = store->layout;
     const struct dl_fragment *fragment = &layout->fragments[p];
     for (uint32_t s = 0; s < fragment->slice_count; s++) {
         const struct dl_slice *slice = &layout->slices[fragment->first_slice + s];
         float *theta = store->tensors[slice->tensor] + slice->tensor_offset;
-        for (uint64_t done = 0; done < slice->count; done += PIECE_ELEMENTS) {
-            size_t count = (size_t)DL_MIN(slice->count - done, (uint64_t)PIECE_ELEMENTS);
+        size_t count = 0;
+        for (uint64_t done = 0; done < slice->count; done += count) {
+            count = (size_t)DL_MIN(slice->count - done, (uint64_t)elements_max);
             struct piece piece = {
                 .theta = theta + done,
                 .offset = (size_t)(slice->fragment_offset + done),
@@ -182,29 +187,25 @@ static void mix_piece(const struct apply *apply, const struct piece *piece, cons
     }
 }
 
-/* Without rebase or alpha the base copy gets the new values first, and the tensor takes them from there while they are in
- * the cache. */
+/* Decoded once into the cache, written twice from there. */
 static void apply_piece(void *context, const struct piece *piece)
 {
     const struct apply *apply = context;
     const struct wk_step *step = apply->step;
-    float decoded[PIECE_ELEMENTS];
-    float *base = apply->base + piece->offset;
-    bool mixes = step->rebase || step->alpha > 0;
-    float *fresh = mixes ? decoded : base;
-    dl_codec_decode(step->codec, at_block(apply->update, step->codec, piece->offset), piece->blocks, fresh);
-    if (mixes) {
-        mix_piece(apply, piece, fresh);
-        memcpy(base, fresh, piece->blocks * DL_BLOCK * sizeof(float));
+    _Alignas(64) float decoded[PIECE_ELEMENTS];
+    dl_codec_decode(step->codec, at_block(apply->update, step->codec, piece->offset), piece->blocks, decoded);
+    if (step->rebase || step->alpha > 0) {
+        mix_piece(apply, piece, decoded);
     } else {
-        memcpy(piece->theta, fresh, piece->count * sizeof(float));
+        dl_copy_past(piece->theta, decoded, piece->count * sizeof(float));
     }
+    dl_copy_past(apply->base + piece->offset, decoded, piece->blocks * DL_BLOCK * sizeof(float));
 }
 
 static void take_piece(void *context, const struct piece *piece)
 {
     const float *const *base = context;
-    memcpy(piece->theta, *base + piece->offset, piece->count * sizeof(float));
+    dl_copy_past(piece->theta, *base + piece->offset, piece->count * sizeof(float));
 }
 
 /* An update in float32 is the new base copy as it lies there: it changes places with the old one, and only the tensors
@@ -219,7 +220,7 @@ static bool exchange_base(struct wk_store *store, const struct wk_step *step, st
     uint8_t *old = (uint8_t *)*base;
     *base = (float *)(void *)slot->bytes; /* Both are aligned to 64 bytes. */
     slot->bytes = old;
-    for_each_piece(store, step->fragment, take_piece, base);
+    for_each_piece(store, step->fragment, WHOLE_SLICES, take_piece, base);
     return true;
 }
 
@@ -235,14 +236,14 @@ void wk_store_apply(struct wk_store *store, const struct wk_step *step)
         .push = store->pushes[step->fragment].bytes,
         .base = store->base[step->fragment],
     };
-    for_each_piece(store, step->fragment, apply_piece, &apply);
+    for_each_piece(store, step->fragment, PIECE_ELEMENTS, apply_piece, &apply);
 }
 
 void wk_store_adopt(struct wk_store *store, uint32_t fragment, enum dl_codec codec, const uint8_t *update)
 {
     const struct wk_step step = {.type = WK_STEP_APPLY, .fragment = fragment, .codec = codec};
     struct apply apply = {.step = &step, .update = update, .base = store->base[fragment]};
-    for_each_piece(store, fragment, apply_piece, &apply);
+    for_each_piece(store, fragment, PIECE_ELEMENTS, apply_piece, &apply);
 }
 
 void wk_store_encode_base(const struct wk_store *store, uint32_t fragment, enum dl_codec codec, uint8_t *out)
@@ -284,7 +285,7 @@ enum dl_rc wk_store_snapshot(struct wk_store *store, const struct wk_step *step,
         return dl_err_set(err, DL_ENOMEM, "push fragment %u: no memory for %llu bytes", step->fragment,
                           (unsigned long long)bytes);
     }
-    for_each_piece(store, step->fragment, snapshot_piece, &snapshot);
+    for_each_piece(store, step->fragment, WHOLE_SLICES, snapshot_piece, &snapshot);
     return DL_OK;
 }
 

@@ -4,24 +4,17 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "common/mem.h"
 #include "common/rng.h"
 #include "worker/model/model_internal.h"
 
-/* Huge pages where the system lends them: packing operands walks down columns, a page a row. Zeroed, free() releases. */
+/* Large pages, too, since packing operands walks down columns, a page a row. Zeroed, free() releases. */
 static void *allocate_zeroed(uint64_t bytes)
 {
-    const uint64_t huge = UINT64_C(2) << 20;
-    if (bytes < huge) {
-        return dl_alloc_aligned(bytes);
-    }
-    uint64_t rounded = (bytes + huge - 1) / huge * huge;
-    void *memory = rounded < bytes ? NULL : aligned_alloc(huge, rounded);
+    void *memory = dl_alloc_large(bytes);
     if (memory != NULL) {
-        (void)madvise(memory, rounded, MADV_HUGEPAGE); /* A wish: without it everything works, slower. */
-        memset(memory, 0, rounded);
+        memset(memory, 0, bytes);
     }
     return memory;
 }
