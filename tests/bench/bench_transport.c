@@ -25,7 +25,7 @@
 #define ROUNDS 6 /* Of TENSORS fragments each. */
 #define RAW_BYTES (ROUNDS * TENSORS * TENSOR_BYTES)
 #define PIECE (1u << 20)
-#define TURNS 7
+#define TURNS 5
 
 struct cost { /* Of one direction. */
     double gb_per_s, cpu_s_per_gb;
