@@ -51,17 +51,7 @@ MASK_STEPS(mask_avx512, __attribute__((target("avx512f"))))
 
 static size_t mask_steps(uint8_t *out, const uint8_t *in, size_t bytes, uint32_t word)
 {
-    switch (dl_isa_current()) {
-#ifdef __x86_64__
-    case DL_ISA_AVX512: return mask_avx512(out, in, bytes, word);
-    case DL_ISA_AVX2: return mask_avx2(out, in, bytes, word);
-#else
-    case DL_ISA_AVX512:
-    case DL_ISA_AVX2:
-#endif
-    case DL_ISA_PORTABLE: break;
-    }
-    return mask_portable(out, in, bytes, word);
+    return DL_ISA_PICK(mask_portable, mask_avx2, mask_avx512)(out, in, bytes, word);
 }
 
 void dl_ws_mask(uint8_t *out, const uint8_t *in, size_t bytes, const uint8_t key[4], size_t phase)

@@ -59,17 +59,7 @@ struct tile {
 
 static const struct sy_merge_kernels *kernels(void)
 {
-    switch (dl_isa_current()) {
-#ifdef __x86_64__
-    case DL_ISA_AVX512: return &sy_merge_avx512;
-    case DL_ISA_AVX2: return &sy_merge_avx2;
-#else
-    case DL_ISA_AVX512:
-    case DL_ISA_AVX2:
-#endif
-    case DL_ISA_PORTABLE: break;
-    }
-    return &sy_merge_portable;
+    return DL_ISA_PICK(&sy_merge_portable, &sy_merge_avx2, &sy_merge_avx512);
 }
 
 static uint64_t tiles_of(const struct dl_slice *slice)

@@ -76,6 +76,7 @@ static void test_equal_bits(void)
         }
     }
     CU_ASSERT(dl_isa_force(best));
+    printf("(up to %s) ", dl_isa_name(best));
     free(portable);
     free(other);
 }

@@ -413,7 +413,7 @@ static void test_no_allocation_in_a_step(void)
     wk_adamw_free(adamw);
     wk_model_free(model);
 #else
-    CU_ASSERT(true);
+    printf("not under this sanitizer, which brings its own malloc ");
 #endif
 }
 
