@@ -8,26 +8,30 @@
 
 /* --- sending ----------------------------------------------------------------------------------------------------- */
 
-size_t dl_ws_head(enum dl_ws_opcode opcode, uint64_t payload_bytes, const uint8_t key[4], uint8_t out[DL_WS_HEAD_MAX])
+size_t dl_ws_head(enum dl_ws_opcode opcode, uint64_t payload_bytes, const uint8_t *key, uint8_t out[DL_WS_HEAD_MAX])
 {
+    const unsigned mask_bit = key != NULL ? 0x80 : 0;
     size_t length = 2;
     out[0] = (uint8_t)(0x80 | opcode);
     if (payload_bytes < 126) {
-        out[1] = (uint8_t)(0x80 | payload_bytes);
+        out[1] = (uint8_t)(mask_bit | payload_bytes);
     } else if (payload_bytes < 65536) {
-        out[1] = 0x80 | 126;
+        out[1] = (uint8_t)(mask_bit | 126);
         out[2] = (uint8_t)(payload_bytes >> 8);
         out[3] = (uint8_t)payload_bytes;
         length = 4;
     } else {
-        out[1] = 0x80 | 127;
+        out[1] = (uint8_t)(mask_bit | 127);
         for (int i = 0; i < 8; i++) {
             out[2 + i] = (uint8_t)(payload_bytes >> (56 - 8 * i));
         }
         length = 10;
     }
-    memcpy(out + length, key, 4);
-    return length + 4;
+    if (key != NULL) {
+        memcpy(out + length, key, 4);
+        length += 4;
+    }
+    return length;
 }
 
 typedef uint32_t vector_words __attribute__((vector_size(64), aligned(1), may_alias));
@@ -211,13 +215,15 @@ void dl_ws_placed(struct dl_ws_parser *parser, uint8_t *at, size_t bytes)
 {
     assert(bytes <= dl_ws_payload_next(parser));
     unmask(parser, at, bytes);
-    advance(parser, bytes);
+    dl_ws_skip(parser, bytes);
 }
 
 void dl_ws_skip(struct dl_ws_parser *parser, uint64_t bytes)
 {
     assert(bytes <= dl_ws_payload_next(parser));
-    advance(parser, bytes);
+    if (bytes > 0) { /* Between two frames there is nothing to end. */
+        advance(parser, bytes);
+    }
 }
 
 unsigned dl_ws_close_code(const struct dl_ws_parser *parser)

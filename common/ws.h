@@ -27,8 +27,8 @@ enum dl_ws_code {                      /* Why a connection is closed (RFC 6455, 
 
 /* --- sending ----------------------------------------------------------------------------------------------------- */
 
-/* Head of a single-frame message, masked with `key`; returns its length. */
-size_t dl_ws_head(enum dl_ws_opcode opcode, uint64_t payload_bytes, const uint8_t key[4], uint8_t out[DL_WS_HEAD_MAX]);
+/* Head of a frame that is a message; returns its length. `key` is the mask of a client's frame, NULL for a server's. */
+size_t dl_ws_head(enum dl_ws_opcode opcode, uint64_t payload_bytes, const uint8_t *key, uint8_t out[DL_WS_HEAD_MAX]);
 /* out[i] = in[i] ^ key[(phase + i) mod 4]. `out` may be `in`, and otherwise must not overlap it. */
 void dl_ws_mask(uint8_t *out, const uint8_t *in, size_t bytes, const uint8_t key[4], size_t phase);
 

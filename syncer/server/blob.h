@@ -4,7 +4,7 @@
  * it, before it can no longer be lost.
  *
  * The frame of a chunk (header, prefix, data, checksum) is the same for every receiver, since a transfer's number is
- * made of fragment and version. Each frame has LWS_PRE bytes of room before it, in which libwebsockets writes the
+ * made of fragment and version. Each frame has LWS_PRE bytes of room before it, for the
  * WebSocket header, so that it is sent from where it lies.
  *
  * Of float32 broadcasts the chunks' data are the parameters themselves: a version is merged into its frames and lives there

@@ -17,7 +17,7 @@
 
 struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
 {
-    struct sy_conn *conn = calloc(1, sizeof *conn);
+    struct sy_conn *conn = dl_alloc_aligned(sizeof *conn);
     bool *wanted = calloc(server->fragment_count, sizeof *wanted);
     bool *offered = calloc(server->fragment_count, sizeof *offered);
     struct sy_blob **parked = calloc(server->fragment_count, sizeof(struct sy_blob *));
@@ -46,6 +46,7 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
     conn->heard_ns = server->now_ns;
     lws_get_peer_simple(wsi, conn->peer, sizeof conn->peer);
     sy_receive_init(&conn->receive);
+    conn->parser = (struct dl_ws_parser){.message_max = SY_MESSAGE_MAX, .from_client = true};
     conn->next = server->conns;
     if (conn->next != NULL) {
         conn->next->prev = conn;
@@ -165,7 +166,10 @@ void sy_conn_closed(struct sy_conn *conn)
 {
     struct sy_server *server = conn->server;
     conn->wsi = NULL;
-    let_go(conn, SY_LEAVE_LOST, "the connection closed without a goodbye");
+    if (!server->is_destroyed) {
+        sy_socket_drain(conn);
+    }
+    let_go(conn, SY_LEAVE_LOST, SY_LOST_TEXT);
     sy_tape_leave(conn);
     sy_conn_release_queues(conn);
     sy_receive_release(&conn->receive);

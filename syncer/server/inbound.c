@@ -403,27 +403,35 @@ static bool refuse_version(struct sy_conn *conn)
     return true;
 }
 
-bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last, bool binary)
+void sy_conn_heard(struct sy_conn *conn)
 {
     struct sy_server *server = conn->server;
-    const struct sy_receive_sink sink = {
-        .context = conn, .chunk_begin = chunk_begin, .chunk_end = chunk_end, .control = control, .admit = admit};
-    struct dl_err err = {.text = "text frames are not spoken here"};
     if (conn->state == SY_CONN_CLOSING) {
-        return true; /* Whatever it says now comes too late; the close is on its way. */
+        return; /* Whatever it says now comes too late; the close is on its way. */
     }
-    server->counters.bytes_in += size;
-    server->counters.messages_in += last ? 1 : 0;
+    if (conn->wsi != NULL) {
+        lws_validity_confirmed(conn->wsi);
+    }
     if (conn->member != SY_NO_MEMBER) {
         conn->heard_ns = server->now_ns;
         sy_core_on_heard(server->core, server->now_ns, conn->member);
     }
-    enum dl_rc rc =
-        binary ? sy_receive_feed(&conn->receive, &sink, &server->scratch, bytes, size, last, &err) : DL_EPROTO;
+}
+
+void sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last)
+{
+    struct sy_server *server = conn->server;
+    const struct sy_receive_sink sink = {
+        .context = conn, .chunk_begin = chunk_begin, .chunk_end = chunk_end, .control = control, .admit = admit};
+    struct dl_err err;
+    if (conn->state == SY_CONN_CLOSING) {
+        return;
+    }
+    server->counters.messages_in += last ? 1 : 0;
+    enum dl_rc rc = sy_receive_feed(&conn->receive, &sink, &server->scratch, bytes, size, last, &err);
     if (rc != DL_OK && !refuse_version(conn)) {
         bool faultless = rc == DL_EFULL;
         sy_conn_end(conn, faultless ? SY_LEAVE_LOST : SY_LEAVE_PROTOCOL,
                     faultless ? LWS_CLOSE_STATUS_POLICY_VIOLATION : LWS_CLOSE_STATUS_PROTOCOL_ERR, err.text);
     }
-    return true;
 }

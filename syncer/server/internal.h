@@ -2,6 +2,7 @@
  *
  * shell.c    libwebsockets: context, callbacks, timers, signals
  * http.c     /healthz, /readyz, /metrics, /status; commands: /stop, /finish, /drain
+ * socket.c   reads WebSocket connections, which libwebsockets accepted, upgraded, and writes to
  * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
  * tape.c     what learners deliver to the event tape
  * rounds.c   carries out the core's actions; pushes and their memory
@@ -21,6 +22,7 @@
 
 #include "common/layout.h"
 #include "common/metrics.h"
+#include "common/ws.h"
 #include "syncer/core/core.h"
 #include "syncer/merge/merge.h"
 #include "syncer/server/blob.h"
@@ -36,7 +38,11 @@
 #define SY_CONNECTIONS_SPARE 64 /* WebSocket connections beyond learners and evaluators, before their HELLO. */
 #define SY_STATUS_CACHE_NS (250 * INT64_C(1000000))
 #define SY_SUMMARY_SECONDS 5 /* Between two summary lines at level info. */
-#define SY_CLOSE_SECONDS 5   /* For a refusal to get out before the connection is cut. */
+#define SY_CLOSE_SECONDS 5   /* For a refusal to get out, and the peer's close to come, before the connection is cut. */
+/* Largest message that a learner may send; its type may allow less. */
+#define SY_MESSAGE_MAX (DL_WIRE_HEADER_BYTES + DL_WIRE_HELLO_PAYLOAD_MAX)
+#define SY_LOST_TEXT "the connection closed without a goodbye"
+#define SY_DRAIN_SERVES 64 /* Turns of reading what a connection said before it was lost. */
 
 struct sy_server;
 
@@ -100,6 +106,17 @@ struct sy_conn {
     struct sy_receive receive;
     struct sy_transfer *transfers;
     uint32_t transfer_count, transfers_max;
+    struct dl_ws_parser parser;
+    int fd;              /* libwebsockets'. */
+    struct ssl_st *ssl;  /* The same; NULL: plain. */
+    bool is_read;        /* By socket.c, from when the upgrade is answered until the end. */
+    bool is_deaf;        /* What it still sends is thrown away. */
+    bool is_over;        /* Nothing more is read. */
+    bool close_received; /* Close frames, */
+    bool close_sent;     /* one in each direction. */
+    bool pong_due;
+    uint32_t pong_bytes;
+    uint8_t pong[DL_WS_CONTROL_MAX];
     int64_t transfer_ns; /* When the last byte of a transfer came, or the first was announced. */
     /* Sending. */
     struct sy_control *first, *last;
@@ -136,11 +153,27 @@ struct sy_conn *sy_conn_of_member(struct sy_server *server, uint32_t member);
 void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_view *heartbeat);
 
 /* --- inbound.c */
-/* Takes bytes as libwebsockets delivers them; false: close now. */
-bool sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last, bool binary);
+/* Takes the next bytes of a message; `last`: they end it. */
+void sy_conn_receive(struct sy_conn *conn, const uint8_t *bytes, size_t size, bool last);
+/* Something came. */
+void sy_conn_heard(struct sy_conn *conn);
 /* No chunk of this push is to be written any more. */
 void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push);
 bool sy_conn_awaits_push(const struct sy_conn *conn);
+
+/* --- socket.c: RFC 6455's receiving end. Bytes go from the socket straight to where they belong; all that is removable of the
+ * cost of a push is in this path. libwebsockets' loop wakes for the set of sockets as for any other descriptor. */
+DL_MUST_CHECK enum dl_rc sy_sockets_open(struct sy_server *server, int *fd,
+                                         struct dl_err *err); /* `*fd`: to wait for. */
+void sy_sockets_close(struct sy_server *server);              /* After libwebsockets, which closes the descriptor. */
+/* Some of them have bytes: reads, for a bounded time. */
+void sy_sockets_ready(struct sy_server *server);
+/* The upgrade is answered: from now on libwebsockets does not read this connection. False: no memory. */
+bool sy_socket_take(struct sy_conn *conn);
+/* Nothing more is read nor written: libwebsockets closes it soon. */
+void sy_socket_finish(struct sy_conn *conn);
+/* The connection is lost: takes what it had said before (a goodbye, perhaps). */
+void sy_socket_drain(struct sy_conn *conn);
 
 /* --- tape.c */
 /* A learner was admitted: fills in what of its entries is durable. */
@@ -248,6 +281,7 @@ struct sy_server {
     /* Memory of pushes. */
     uint64_t push_bytes, push_bytes_peak, push_bytes_max;
     /* Connections. */
+    struct sy_sockets *sockets;
     struct sy_conn *conns;
     uint32_t conn_count, conns_max;
     struct sy_conn **member_conns; /* By member. */
@@ -263,7 +297,8 @@ struct sy_server {
     lws_sorted_usec_list_t tick_timer;
     struct sy_turn turn;
     bool ready, ended;
-    bool leaving; /* Asked to: saves what is under way, then ends. */
+    bool is_destroyed; /* libwebsockets goes; what connections still say comes too late. */
+    bool leaving;      /* Asked to: saves what is under way, then ends. */
     int64_t leave_deadline_ns;
     int64_t saved_ns;         /* When there was nothing left to save; 0: not yet. */
     uint32_t answers_pending; /* HTTP answers that are not out. */

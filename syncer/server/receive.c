@@ -1,5 +1,6 @@
 #include "syncer/server/receive.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,13 +42,29 @@ static uint32_t body_size(const struct sy_receive *receive)
                                                   : receive->decoded.payload_bytes;
 }
 
+size_t sy_receive_direct(const struct sy_receive *receive, uint8_t **at)
+{
+    if (!receive->chunk_begun) {
+        return 0;
+    }
+    *at = receive->into == NULL ? NULL : receive->into + receive->body_have;
+    return body_size(receive) - receive->body_have;
+}
+
+void sy_receive_placed(struct sy_receive *receive, size_t bytes)
+{
+    assert(receive->chunk_begun && bytes <= body_size(receive) - receive->body_have);
+    if (receive->into != NULL) {
+        dl_hash_stream_add(&receive->hash, receive->into + receive->body_have, bytes);
+    }
+    receive->body_have += (uint32_t)bytes;
+}
+
 /* Moves up to `want` bytes; returns how many. */
 static size_t take(uint8_t *to, uint32_t *have, uint32_t want, const uint8_t *bytes, size_t size)
 {
     size_t count = DL_MIN(size, (size_t)(want - *have));
-    if (to != NULL) {
-        memcpy(to + *have, bytes, count);
-    }
+    memcpy(to + *have, bytes, count);
     *have += (uint32_t)count;
     return count;
 }
@@ -82,6 +99,7 @@ static enum dl_rc begin_chunk(struct sy_receive *receive, const struct sy_receiv
     uint64_t offset;
     dl_wire_chunk_prefix(receive->prefix, &transfer, &offset);
     receive->chunk_begun = true;
+    dl_hash_stream_init(&receive->hash, dl_wire_chunk_seed(receive->header, receive->prefix));
     return sink->chunk_begin(sink->context, transfer, offset, body_size(receive), &receive->into, err);
 }
 
@@ -92,7 +110,7 @@ static enum dl_rc end_chunk(struct sy_receive *receive, const struct sy_receive_
     uint32_t size = body_size(receive);
     dl_wire_chunk_prefix(receive->prefix, &transfer, &offset);
     bool intact = receive->into == NULL ||
-                  dl_wire_chunk_verify(receive->header, receive->prefix, receive->into, size, err) == DL_OK;
+                  dl_wire_chunk_check(receive->header, dl_hash_stream_result(&receive->hash), err) == DL_OK;
     return sink->chunk_end(sink->context, transfer, receive->into, size, intact, err);
 }
 
@@ -133,7 +151,12 @@ static enum dl_rc advance(struct sy_receive *receive, const struct sy_receive_si
         *used = take(receive->prefix, &receive->prefix_have, DL_WIRE_CHUNK_PREFIX_BYTES, bytes, size);
         return receive->prefix_have == DL_WIRE_CHUNK_PREFIX_BYTES ? begin_chunk(receive, sink, err) : DL_OK;
     }
-    *used = take(receive->into, &receive->body_have, body_size(receive), bytes, size);
+    uint8_t *at;
+    *used = DL_MIN(size, sy_receive_direct(receive, &at));
+    if (at != NULL) {
+        memcpy(at, bytes, *used);
+    }
+    sy_receive_placed(receive, *used);
     return DL_OK;
 }
 

@@ -1,8 +1,9 @@
 /* sy_receive: turns the pieces in which a connection's bytes arrive into checked protocol messages.
  *
  * WebSocket messages come in pieces cut anywhere. Control messages are gathered in a buffer (whose size the header's
- * type caps before it is allocated), verified and decoded; a CHUNK's data is copied once, straight to the place the
- * sink names. One WebSocket message must hold exactly one protocol message.
+ * type caps before it is allocated), verified and decoded; a CHUNK's data goes to the place the sink names, where it can be
+ * received without a copy, and is hashed piece by piece while it is in the cache. One WebSocket message must hold exactly one
+ * protocol message.
  *
  * Pure but for malloc; owned by one thread. */
 #ifndef SY_SERVER_RECEIVE_H
@@ -13,6 +14,7 @@
 #include <stdint.h>
 
 #include "common/err.h"
+#include "common/hash.h"
 #include "common/wire.h"
 
 /* Where messages go. A failure ends the connection; DL_EPROTO when it is the peer's fault. */
@@ -30,7 +32,8 @@ struct sy_receive_sink {
     enum dl_rc (*admit)(void *context, enum dl_wire_type type, struct dl_err *err);
 };
 
-struct sy_receive {
+struct sy_receive {             /* Aligned: see dl_hash_stream. */
+    struct dl_hash_stream hash; /* Of the chunk under way. */
     uint8_t header[DL_WIRE_HEADER_BYTES];
     uint32_t header_have;
     struct dl_wire_header decoded;
@@ -51,6 +54,11 @@ void sy_receive_release(struct sy_receive *receive);
 DL_MUST_CHECK enum dl_rc sy_receive_feed(struct sy_receive *receive, const struct sy_receive_sink *sink,
                                          struct dl_wire_message *scratch, const uint8_t *bytes, size_t size, bool last,
                                          struct dl_err *err);
+
+/* Data bytes of the chunk under way that are still to come, and may be received to `*at` (NULL: they are to be dropped)
+ * rather than fed; 0: not in a chunk's data. Then so many of them are there. */
+size_t sy_receive_direct(const struct sy_receive *receive, uint8_t **at);
+void sy_receive_placed(struct sy_receive *receive, size_t bytes);
 
 /* The chunk under way goes nowhere any more: its buffer is about to be freed. */
 void sy_receive_drop_chunk(struct sy_receive *receive);

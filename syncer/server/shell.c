@@ -12,8 +12,7 @@
 #include "common/mem.h"
 #include "syncer/server/internal.h"
 
-/* Both sizes matter for the rate of receiving; one alone does nothing. */
-#define RECEIVE_BYTES (256 * 1024)
+#define RECEIVE_BYTES 16384 /* Of HTTP and of what comes before an upgrade is answered; the rest is read by socket.c. */
 #define TRANSMIT_BYTES (2 * 1024 * 1024)
 #define TICK_NS (250 * DL_NS_PER_MS)
 #define PING_SECONDS 20
@@ -37,7 +36,7 @@ static struct sy_server *server_of(struct lws *wsi)
 static bool is_its_turn(struct sy_conn *conn)
 {
     struct sy_server *server = conn->server;
-    if (conn->first != NULL || conn->sending == NULL ||
+    if (conn->pong_due || conn->first != NULL || conn->sending == NULL ||
         sy_turn_may_send(&server->turn, &conn->turn_sent, server->now_ns)) {
         return true;
     }
@@ -46,28 +45,35 @@ static bool is_its_turn(struct sy_conn *conn)
     return false;
 }
 
+static bool on_writeable(struct sy_conn *conn)
+{
+    return sy_socket_take(conn) && (!is_its_turn(conn) || sy_conn_writeable(conn));
+}
+
 static int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t size)
 {
     struct sy_server *server = server_of(wsi);
     struct ws_session *session = user;
     bool alive = true;
+    (void)in;
+    (void)size;
     switch ((int)reason) {
     case LWS_CALLBACK_ESTABLISHED:
         server->now_ns = dl_now_ns();
         session->conn = sy_conn_new(server, wsi);
         alive = session->conn != NULL;
+        lws_callback_on_writable(wsi); /* Then libwebsockets has done with what came together with the request. */
         break;
     case LWS_CALLBACK_RECEIVE:
         server->now_ns = dl_now_ns();
-        lws_validity_confirmed(wsi);
-        alive = sy_conn_receive(session->conn, in, size,
-                                lws_is_final_fragment(wsi) != 0 && lws_remaining_packet_payload(wsi) == 0,
-                                lws_frame_is_binary(wsi) != 0);
+        session->conn->is_deaf = true;
+        sy_conn_end(session->conn, SY_LEAVE_PROTOCOL, LWS_CLOSE_STATUS_PROTOCOL_ERR,
+                    "frames came before the upgrade was answered");
         sy_server_actions(server);
         break;
     case LWS_CALLBACK_SERVER_WRITEABLE:
         server->now_ns = dl_now_ns();
-        alive = session->conn == NULL || !is_its_turn(session->conn) || sy_conn_writeable(session->conn);
+        alive = session->conn == NULL || on_writeable(session->conn);
         break;
     case LWS_CALLBACK_CLOSED:
         server->now_ns = dl_now_ns();
@@ -153,8 +159,10 @@ static int file_callback(struct lws *wsi, enum lws_callback_reasons reason, void
             accept_all(server, fd, server->vhost);
         } else if (fd == server->health_fd) {
             accept_all(server, fd, server->health_vhost);
-        } else {
+        } else if (fd == server->signal_fd) {
             on_signal(server);
+        } else {
+            sy_sockets_ready(server);
         }
     } else if (reason == LWS_CALLBACK_EVENT_WAIT_CANCELLED && lws_get_vhost(wsi) == server->vhost) {
         server->now_ns = dl_now_ns();
@@ -324,7 +332,14 @@ static enum dl_rc start_lws(struct sy_server *server, struct dl_err *err)
         rc = server->health_vhost == NULL ? dl_err_set(err, DL_ENOMEM, "starting the plain HTTP port")
                                           : adopt_file(server, server->health_fd, err);
     }
-    return rc == DL_OK ? adopt_file(server, server->signal_fd, err) : rc;
+    if (rc == DL_OK) {
+        rc = adopt_file(server, server->signal_fd, err);
+    }
+    int sockets_fd = -1;
+    if (rc == DL_OK) {
+        rc = sy_sockets_open(server, &sockets_fd, err);
+    }
+    return rc == DL_OK ? adopt_file(server, sockets_fd, err) : rc;
 }
 
 /* Before any thread starts, so that all of them have the signals blocked and only the descriptor gets them. */
@@ -416,8 +431,10 @@ static void release(struct sy_server *server)
 {
     sy_jobs_stop(server->jobs);
     if (server->context != NULL) {
+        server->is_destroyed = true;
         lws_context_destroy(server->context); /* Closes connections and descriptors that it adopted. */
     }
+    sy_sockets_close(server);
     sy_server_close_state(server);
 }
 

@@ -1,3 +1,4 @@
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -168,12 +169,22 @@ static void begin_update(struct sy_conn *conn)
 /* --- writing --------------------------------------------------------------------------------------------------------
  */
 
+/* A frame of its own, whose head goes before the bytes, where there is room for it (LWS_PRE). */
+static bool write_frame(struct sy_conn *conn, enum dl_ws_opcode opcode, uint8_t *bytes, size_t size)
+{
+    uint8_t head[DL_WS_HEAD_MAX];
+    size_t length = dl_ws_head(opcode, size, NULL, head);
+    static_assert(DL_WS_HEAD_MAX <= LWS_PRE, "room for a frame's head");
+    memcpy(bytes - length, head, length);
+    /* What the socket does not take at once libwebsockets keeps (one message at most) and sends first. */
+    return lws_write(conn->wsi, bytes - length, length + size, LWS_WRITE_RAW) >= (int)(length + size);
+}
+
 static bool write_bytes(struct sy_conn *conn, uint8_t *bytes, size_t size)
 {
     conn->server->counters.bytes_out += size;
     conn->server->counters.messages_out++;
-    /* What the socket does not take at once libwebsockets keeps (one message at most) and sends first. */
-    return lws_write(conn->wsi, bytes, size, LWS_WRITE_BINARY) >= (int)size;
+    return write_frame(conn, DL_WS_BINARY, bytes, size);
 }
 
 static bool write_control(struct sy_conn *conn)
@@ -233,10 +244,38 @@ static bool write_last_chunk(struct sy_conn *conn, struct sy_blob **parked)
     return written;
 }
 
+static bool write_pong(struct sy_conn *conn)
+{
+    uint8_t frame[LWS_PRE + DL_WS_CONTROL_MAX];
+    memcpy(frame + LWS_PRE, conn->pong, conn->pong_bytes);
+    conn->pong_due = false;
+    return write_frame(conn, DL_WS_PONG, frame + LWS_PRE, conn->pong_bytes);
+}
+
+/* The last that goes out. Then what the peer still sends is thrown away until its own close comes, so that it gets to read
+ * why: a socket that is closed with bytes unread takes back what is on its way. */
+static bool write_close(struct sy_conn *conn)
+{
+    if (conn->close_sent) { /* It is out: libwebsockets holds nothing back when it says that more can be written. */
+        if (conn->close_received) {
+            sy_socket_finish(conn);
+        }
+        return true;
+    }
+    uint8_t frame[LWS_PRE + 2 + sizeof conn->close_text];
+    size_t size = conn->close_code == DL_WS_CODE_NONE ? 0 : 2 + strlen(conn->close_text);
+    frame[LWS_PRE] = (uint8_t)(conn->close_code >> 8);
+    frame[LWS_PRE + 1] = (uint8_t)conn->close_code;
+    memcpy(frame + LWS_PRE + 2, conn->close_text, strlen(conn->close_text));
+    conn->close_sent = true;
+    lws_callback_on_writable(conn->wsi);
+    return write_frame(conn, DL_WS_CLOSE, frame + LWS_PRE, size);
+}
+
 static bool has_something_to_send(const struct sy_conn *conn)
 {
-    return conn->first != NULL || conn->sending != NULL || conn->wanted_count > 0 || conn->offered_count > 0 ||
-           conn->farewell != NULL || released(conn) != NULL;
+    return conn->pong_due || conn->first != NULL || conn->sending != NULL || conn->wanted_count > 0 ||
+           conn->offered_count > 0 || conn->farewell != NULL || released(conn) != NULL;
 }
 
 bool sy_conn_writeable(struct sy_conn *conn)
@@ -247,7 +286,9 @@ bool sy_conn_writeable(struct sy_conn *conn)
     if (conn->first == NULL && conn->sending == NULL && finished == NULL && conn->state == SY_CONN_JOINED) {
         begin_update(conn);
     }
-    if (conn->first != NULL) {
+    if (conn->pong_due && !conn->close_sent) {
+        written = write_pong(conn);
+    } else if (conn->first != NULL) {
         written = write_control(conn);
     } else if (finished != NULL && conn->state == SY_CONN_JOINED) {
         written = write_last_chunk(conn, finished);
@@ -262,9 +303,7 @@ bool sy_conn_writeable(struct sy_conn *conn)
         return false;
     }
     if (conn->state == SY_CONN_CLOSING && conn->first == NULL && conn->farewell == NULL) {
-        lws_close_reason(conn->wsi, (enum lws_close_status)conn->close_code, (unsigned char *)conn->close_text,
-                         strlen(conn->close_text));
-        return false;
+        return write_close(conn);
     }
     if (has_something_to_send(conn)) {
         conn->blocked_ns = conn->server->now_ns;

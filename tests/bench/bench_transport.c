@@ -64,7 +64,7 @@ static void append(uint8_t *out, size_t *used, const void *bytes, size_t size)
 static void append_frame(uint8_t *out, size_t *used, const uint8_t *payload, size_t size)
 {
     uint8_t head[DL_WS_HEAD_MAX];
-    size_t length = dl_ws_head(DL_WS_BINARY, size, (const uint8_t[4]){0}, head) - 4;
+    size_t length = dl_ws_head(DL_WS_BINARY, size, NULL, head);
     head[1] &= 0x7f; /* A server does not mask. */
     append(out, used, head, length);
     append(out, used, payload, size);

@@ -65,6 +65,10 @@ static void test_frame_heads(void)
     CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 65535, key, head), 8);
     CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 65536, key, head), 14);
     CU_ASSERT_EQUAL(memcmp(head, "\x82\xff\0\0\0\0\0\1\0\0\1\2\3\4", 14), 0);
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_CLOSE, 2, NULL, head), 2);
+    CU_ASSERT_EQUAL(memcmp(head, "\x88\2", 2), 0);
+    CU_ASSERT_EQUAL(dl_ws_head(DL_WS_BINARY, 1u << 20, NULL, head), 10);
+    CU_ASSERT_EQUAL(memcmp(head, "\x82\x7f\0\0\0\0\0\x10\0\0", 10), 0);
 }
 
 /* --- frames
@@ -81,13 +85,9 @@ static void frame(unsigned first, const void *payload, size_t size)
 {
     static uint8_t key[4] = {0x5a, 0x01, 0xff, 0x80};
     uint8_t head[DL_WS_HEAD_MAX];
-    size_t length = dl_ws_head(DL_WS_BINARY, size, key, head);
+    size_t length = dl_ws_head(DL_WS_BINARY, size, from_client ? key : NULL, head);
     uint8_t *at = script.bytes + script.size;
     head[0] = (uint8_t)first;
-    if (!from_client) {
-        length -= sizeof key;
-        head[1] &= 0x7f;
-    }
     memcpy(at, head, length);
     for (size_t i = 0; i < size; i++) {
         at[length + i] = ((const uint8_t *)payload)[i] ^ (from_client ? key[i % 4] : 0);
@@ -213,9 +213,9 @@ static void receive_elsewhere(const uint8_t *bytes, uint8_t *into, size_t direct
     size_t elsewhere = 0;
     for (size_t at = 0; at < script.size;) {
         size_t next = (size_t)DL_MIN(dl_ws_payload_next(&parser), (uint64_t)direct);
-        if (next > 0 && skipped) {
+        if (skipped) {
             dl_ws_skip(&parser, next);
-        } else if (next > 0) {
+        } else {
             memcpy(into, script.bytes + at, next);
             dl_ws_placed(&parser, into, next);
             size_t start = heard.size + elsewhere; /* Of the messages' bytes, one after the other. */
