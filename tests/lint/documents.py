@@ -42,7 +42,7 @@ def sources(root, tops):
                 yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def check(root, path, text, tops, targets, program):
+def check(root, path, text, tops, targets, commands, program):
     where = path.relative_to(root)
 
     def fault(at, what):
@@ -68,7 +68,7 @@ def check(root, path, text, tops, targets, program):
                 yield fault(span.start() + match.start(), f"make {match.group(2)}: there is no such target")
         for line in COMMAND.finditer(re.sub(r"\\\n", "  ", code)):
             for option in OPTION.findall(line.group(2)):
-                if f'"{option}"' not in program:
+                if f'"{option}"' not in commands:
                     yield fault(span.start(), f"{line.group(1)} has no option --{option}")
     for match in list(VARIABLE.finditer(text)) + list(METRIC.finditer(text)):
         if match.group(0) not in program and SUFFIX.sub("", match.group(0)) not in program:
@@ -81,10 +81,11 @@ def main():
     tops = {path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")} - set(MADE)
     targets = set(re.findall(r"[\w-]+", " ".join(re.findall(r"^([\w -]+):(?!=)", makefile.read_text(encoding="utf-8"), re.M)))) \
         if makefile.exists() else set()
-    program = "\n".join(sources(root, sorted(tops - {"docs"}) + ["Makefile"])) if tops else ""
+    commands = "\n".join(sources(root, sorted(tops - {"docs", "tests"})))
+    program = commands + "\n".join(sources(root, ["Makefile", "tests"]))
     documents = sorted({*root.glob("*.md"), *(path for top in tops for path in (root / top).rglob("*.md"))})
     faults = [fault for path in documents
-              for fault in check(root, path, path.read_text(encoding="utf-8"), tops, targets, program)]
+              for fault in check(root, path, path.read_text(encoding="utf-8"), tops, targets, commands, program)]
     if not documents:
         faults.append("documents: found none; wrong folder?")
     for fault in faults:
