@@ -13,7 +13,7 @@
 #   make bench-operator the operator against 1,000 jobs and 10,000 pods in a real API server (root; YARDSTICK=1: and a Go controller)
 #   make bench-deps     PyTorch as the trainer's yardstick (the same venv)
 #   make experiment     quality of every synchronisation form at equal tokens, under 25 minutes; -long for hours
-#   make lint           formatting, static analysis, include rules, banned calls
+#   make lint           formatting, static analysis, include rules, banned calls, what documents name
 #   make lint-selftest  plants a fault for each gate and expects it to turn red
 #   make manifests      what is made from sources but kept: CRD, job reference, helm/install.yaml (HELM=path of helm)
 #   make install        programs, library and header below $(DESTDIR)$(PREFIX)

@@ -70,7 +70,7 @@ static const char *take_zone(const char *at, int64_t *ahead_s)
     bool is_behind = *at == '-';
     at = take_number(take_character(at, is_behind ? '-' : '+'), 2, 23, &hours);
     at = take_number(take_character(at, ':'), 2, 59, &minutes);
-    *ahead_s = (is_behind ? -1 : 1) * (int64_t)(hours * 3600 + minutes * 60);
+    *ahead_s = (is_behind ? -1 : 1) * ((int64_t)hours * 3600 + (int64_t)minutes * 60);
     return at;
 }
 
@@ -101,7 +101,7 @@ static bool parse(const char *text, int64_t *wall_ns)
     if (at == NULL || *at != 0 || year < 1900 || month == 0 || day == 0) {
         return false;
     }
-    int64_t of_day = (int64_t)(hour * 3600 + minute * 60 + second);
+    int64_t of_day = (int64_t)hour * 3600 + (int64_t)minute * 60 + second;
     *wall_ns = (days_of(year, month, day) * DAY + of_day - ahead_s) * SECOND + fraction_ns;
     return true;
 }
