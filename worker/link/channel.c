@@ -1,18 +1,12 @@
-#include "worker/link/channel.h"
+#include "worker/link/channel_internal.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "common/clock.h"
 #include "common/hash.h"
 #include "common/mem.h"
-#include "worker/link/recovery.h"
 
 #define SEND_PIECE 16384
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
@@ -38,7 +32,7 @@ static void close_channel(struct wk_channel *channel)
     wk_rx_reset(&channel->rx);
 }
 
-static void fail(struct wk_channel *channel, const struct dl_err *err)
+void wk_channel_fail(struct wk_channel *channel, const struct dl_err *err)
 {
     struct wk_hub *hub = channel->hub;
     close_channel(channel);
@@ -125,7 +119,7 @@ static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
 
 /* --- what goes out ----------------------------------------------------------------------------------------------- */
 
-static void mask_key(struct wk_channel *channel, uint8_t key[4])
+void wk_channel_mask_key(struct wk_channel *channel, uint8_t key[4])
 {
     if (channel->random_left < 4) {
         /* A key must be unpredictable to whoever chose the payload (RFC 6455, 10.3); 256 bytes never come in part. */
@@ -144,7 +138,7 @@ static size_t room(const struct wk_channel *channel)
 }
 
 /* True when all is written. */
-static bool flush(struct wk_channel *channel)
+bool wk_channel_flush(struct wk_channel *channel)
 {
     while (channel->out_start < channel->out_end) {
         size_t sent = 0;
@@ -170,7 +164,7 @@ static void put_control(struct wk_channel *channel, enum dl_ws_opcode opcode, co
         return; /* Only the last of several pings has to be answered. */
     }
     uint8_t key[4];
-    mask_key(channel, key);
+    wk_channel_mask_key(channel, key);
     uint8_t *at = channel->out + channel->out_end;
     size_t head = dl_ws_head(opcode, bytes, key, at);
     dl_ws_mask(at + head, payload, bytes, key, 0);
@@ -181,7 +175,7 @@ static void put_control(struct wk_channel *channel, enum dl_ws_opcode opcode, co
 static void frame_message(struct wk_channel *channel, size_t bytes)
 {
     uint8_t key[4], head[DL_WS_HEAD_MAX];
-    mask_key(channel, key);
+    wk_channel_mask_key(channel, key);
     size_t length = dl_ws_head(DL_WS_BINARY, bytes, key, head);
     uint8_t *at = channel->out + channel->out_end;
     memmove(at + length, at + DL_WS_HEAD_MAX, bytes);
@@ -196,7 +190,7 @@ static void send_chunk(struct wk_channel *channel)
     const struct wk_chunk *chunk = &channel->act.chunk;
     const uint8_t *data = wk_store_push(hub->store, chunk->fragment, chunk->seed) + chunk->offset;
     uint8_t key[4];
-    mask_key(channel, key);
+    wk_channel_mask_key(channel, key);
     size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
     uint8_t *at = channel->out + channel->out_end;
     size_t length = dl_ws_head(DL_WS_BINARY, payload, key, at);
@@ -218,120 +212,6 @@ static void send_chunk(struct wk_channel *channel)
     pthread_mutex_unlock(&hub->lock);
 }
 
-/* --- connecting -------------------------------------------------------------------------------------------------- */
-
-static void begin_upgrade(struct wk_channel *channel)
-{
-    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
-    uint8_t nonce[16];
-    for (size_t i = 0; i < sizeof nonce; i += 4) {
-        mask_key(channel, nonce + i);
-    }
-    wk_ws_key(nonce, channel->key);
-    struct dl_err err;
-    enum dl_rc rc = wk_ws_request(endpoint->host, endpoint->port, channel->hub->token, channel->key,
-                                  (char *)channel->out, channel->hub->out_bytes, &err);
-    if (rc != DL_OK) {
-        fail(channel, &err);
-        return;
-    }
-    channel->state = WK_CHANNEL_UPGRADING;
-    channel->connect_by_ns = INT64_MAX; /* From here the link's own bound holds. */
-    channel->out_start = 0;
-    channel->out_end = strlen((char *)channel->out);
-    (void)flush(channel);
-}
-
-static void secure(struct wk_channel *channel)
-{
-    struct dl_err err;
-    enum dl_rc rc = wk_stream_handshake(&channel->stream, &err);
-    if (rc == DL_OK) {
-        begin_upgrade(channel);
-    } else if (rc != DL_AGAIN) {
-        fail(channel, &err);
-    }
-}
-
-static void try_next_address(struct wk_channel *channel, const struct dl_err *last);
-
-static void connected(struct wk_channel *channel)
-{
-    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
-    struct dl_err err;
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (getsockopt(channel->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
-        dl_err_errno(&err, DL_ENET, error == 0 ? errno : error, "connect to %s:%s", endpoint->host, endpoint->port);
-        wk_stream_close(&channel->stream);
-        try_next_address(channel, &err);
-        return;
-    }
-    int fd = channel->stream.fd;
-    wk_recovery_connected(channel->hub, fd);
-    channel->state = WK_CHANNEL_SECURING;
-    if (wk_stream_open(&channel->stream, fd, endpoint->tls ? channel->hub->tls : NULL, endpoint->host, &err) != DL_OK) {
-        fail(channel, &err);
-        return;
-    }
-    secure(channel);
-}
-
-static void try_next_address(struct wk_channel *channel, const struct dl_err *last)
-{
-    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
-    struct dl_err err = *last;
-    while (channel->next_address != NULL) {
-        struct addrinfo *address = channel->next_address;
-        channel->next_address = address->ai_next;
-        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
-        if (fd < 0) {
-            dl_err_errno(&err, DL_ENET, errno, "open a socket for %s", endpoint->host);
-            continue;
-        }
-        int status = connect(fd, address->ai_addr, address->ai_addrlen);
-        if (status != 0 && errno != EINPROGRESS) {
-            dl_err_errno(&err, DL_ENET, errno, "connect to %s:%s", endpoint->host, endpoint->port);
-            close(fd);
-            continue;
-        }
-        channel->stream = (struct wk_stream){.fd = fd};
-        channel->state = WK_CHANNEL_CONNECTING;
-        channel->connect_by_ns = channel->now_ns + WK_CONNECT_SECONDS * DL_NS_PER_SECOND;
-        return; /* Also when it succeeded at once: the socket is writable then. */
-    }
-    fail(channel, &err);
-}
-
-static void resolved(struct wk_channel *channel)
-{
-    struct dl_err err;
-    enum dl_rc rc = wk_resolve_take(channel->resolve, &channel->addresses, &err);
-    if (rc == DL_AGAIN) {
-        return;
-    }
-    wk_resolve_free(dl_take(channel->resolve));
-    if (rc != DL_OK) {
-        fail(channel, &err);
-        return;
-    }
-    channel->next_address = channel->addresses;
-    dl_err_set(&err, DL_ENET, "no address to connect to");
-    try_next_address(channel, &err);
-}
-
-static void begin_connect(struct wk_channel *channel)
-{
-    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
-    struct dl_err err;
-    if (wk_resolve_start(endpoint->host, endpoint->port, &channel->resolve, &channel->resolve_fd, &err) != DL_OK) {
-        fail(channel, &err);
-        return;
-    }
-    channel->state = WK_CHANNEL_RESOLVING;
-    resolved(channel);
-}
-
 /* --- acts -------------------------------------------------------------------------------------------------------- */
 
 static void say_close(struct wk_channel *channel)
@@ -339,7 +219,7 @@ static void say_close(struct wk_channel *channel)
     if (channel->state == WK_CHANNEL_OPEN && channel->out_start == channel->out_end && !channel->deaf) {
         static const uint8_t normal[2] = {1000 >> 8, 1000 & 0xff};
         put_control(channel, DL_WS_CLOSE, normal, sizeof normal);
-        (void)flush(channel); /* Out of politeness; nobody waits for it. */
+        (void)wk_channel_flush(channel); /* Out of politeness; nobody waits for it. */
     }
 }
 
@@ -362,14 +242,14 @@ static bool do_act(struct wk_channel *channel)
     pthread_mutex_unlock(&hub->lock);
     switch (channel->act.type) {
     case WK_ACT_NONE: return false;
-    case WK_ACT_CONNECT: begin_connect(channel); return true;
+    case WK_ACT_CONNECT: wk_channel_begin_connect(channel); return true;
     case WK_ACT_CLOSE:
         say_close(channel);
         close_channel(channel);
         return true;
     case WK_ACT_SEND:
         if (rc != DL_OK) {
-            fail(channel, &err);
+            wk_channel_fail(channel, &err);
         } else {
             frame_message(channel, bytes);
         }
@@ -452,44 +332,20 @@ static void read_frames(struct wk_channel *channel)
     }
     channel->more_input = rc == DL_OK;
     if (rc != DL_OK && rc != DL_AGAIN) {
-        fail(channel, &err);
+        wk_channel_fail(channel, &err);
     }
 }
 
-static void read_upgrade(struct wk_channel *channel)
+void wk_channel_upgraded(struct wk_channel *channel, uint8_t *bytes, size_t size)
 {
-    struct dl_err err, closed_err;
-    size_t got = 0, used = 0;
-    size_t space = WK_IN_BYTES - channel->in_have;
-    enum dl_rc rc = wk_stream_read(&channel->stream, NULL, 0, channel->in + channel->in_have, space, &got, &closed_err);
-    if (rc == DL_AGAIN) {
-        return;
-    }
-    channel->in_have += got;
-    bool closed = rc != DL_OK || channel->in_have == WK_IN_BYTES;
-    if (rc != DL_OK && channel->in_have == 0) {
-        err = closed_err; /* With TLS 1.3 this is where a client learns that its certificate was not accepted. */
-    } else {
-        rc = wk_ws_response((const char *)channel->in, channel->in_have, closed, channel->key, &used, &err);
-    }
-    if (rc == DL_AGAIN) {
-        return;
-    }
-    if (rc != DL_OK) {
-        const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
-        dl_err_wrap(&err, "join at %s:%s", endpoint->host, endpoint->port);
-        fail(channel, &err);
-        return;
-    }
+    struct dl_err err;
     channel->state = WK_CHANNEL_OPEN;
     channel->parser = (struct dl_ws_parser){.message_max = WK_WS_MESSAGE_MAX};
     pthread_mutex_lock(&channel->hub->lock);
     wk_link_on_connected(channel->hub->link, channel->now_ns, channel->shard);
     pthread_mutex_unlock(&channel->hub->lock);
-    size_t rest = channel->in_have - used;
-    channel->in_have = 0;
-    if (feed(channel, channel->in + used, rest, &err) != DL_OK) {
-        fail(channel, &err);
+    if (feed(channel, bytes, size, &err) != DL_OK) {
+        wk_channel_fail(channel, &err);
         return;
     }
     read_frames(channel);
@@ -500,13 +356,13 @@ static void hear_out(struct wk_channel *channel)
 {
     struct dl_err err = channel->deaf_err;
     if (channel->state == WK_CHANNEL_UPGRADING) {
-        read_upgrade(channel);
+        wk_channel_read_upgrade(channel);
     }
     if (channel->state == WK_CHANNEL_OPEN) {
         read_frames(channel);
     }
     if (channel->state != WK_CHANNEL_CLOSED) {
-        fail(channel, &err);
+        wk_channel_fail(channel, &err);
     }
 }
 
@@ -528,14 +384,14 @@ void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
                    channel->hub->endpoints[channel->shard].host, channel->hub->endpoints[channel->shard].port,
                    WK_CONNECT_SECONDS);
         wk_stream_close(&channel->stream);
-        try_next_address(channel, &err);
+        wk_channel_try_next_address(channel, &err);
     }
     for (;;) {
         if (channel->deaf) {
             hear_out(channel);
         }
         bool idle = channel->out_start == channel->out_end;
-        if (!idle && !flush(channel) && !channel->deaf && !wants_close(channel)) {
+        if (!idle && !wk_channel_flush(channel) && !channel->deaf && !wants_close(channel)) {
             return;
         }
         if (channel->deaf) {
@@ -578,12 +434,12 @@ void wk_channel_ready(struct wk_channel *channel, int64_t now_ns, short revents)
     }
     switch (channel->state) {
     case WK_CHANNEL_CLOSED: break;
-    case WK_CHANNEL_RESOLVING: resolved(channel); break;
-    case WK_CHANNEL_CONNECTING: connected(channel); break;
-    case WK_CHANNEL_SECURING: secure(channel); break;
+    case WK_CHANNEL_RESOLVING: wk_channel_resolved(channel); break;
+    case WK_CHANNEL_CONNECTING: wk_channel_connected(channel); break;
+    case WK_CHANNEL_SECURING: wk_channel_secure(channel); break;
     case WK_CHANNEL_UPGRADING:
         if ((revents & (POLLIN | POLLHUP | POLLERR)) != 0) {
-            read_upgrade(channel);
+            wk_channel_read_upgrade(channel);
         }
         break;
     case WK_CHANNEL_OPEN:

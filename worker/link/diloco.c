@@ -1,284 +1,20 @@
-/* The public library: arguments checked, the hand-over between the caller's thread and the network thread. */
-#include "worker/link/diloco.h"
-
+/* The public functions from diloco_join on: the hand-over between the caller's thread and the network thread. */
 #include <assert.h>
-#include <errno.h>
-#include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
 #include "worker/link/channel.h"
-#include "worker/link/endpoints.h"
-#include "worker/link/net.h"
-#include "worker/link/recovery.h"
+#include "worker/link/diloco_internal.h"
 
-#define JOIN_TIMEOUT_DEFAULT_S 1800.0
-#define TIMEOUT_MAX_S (30.0 * 86400)
 /* When diloco_close has to say goodbye by itself it waits no longer than this. */
 #define CLOSE_GOODBYE_S 1.0
 /* After GOODBYE is out: how long the peer may take to close first, so that no reset overtakes it. */
 #define AFTER_GOODBYE_NS (DL_NS_PER_SECOND / 2)
 #define YIELD_NS (10 * DL_NS_PER_MS)
-
-enum phase { PHASE_OPEN, PHASE_JOINED, PHASE_OVER };
-
-struct diloco {
-    enum phase phase;
-    enum diloco_role role;
-    int32_t learner;
-    char job[DL_SPEC_NAME_MAX];
-    char uid[DL_WIRE_UID_MAX];
-    char trainer[DL_WIRE_TRAINER_MAX];
-    double join_timeout_seconds;
-    uint32_t batch; /* Sequences in a step; 0: no data is leased. */
-    struct wk_hub hub;
-    struct wk_net *net;
-    struct wk_recovery recovery;
-    struct dl_tensor *tensors;
-    float **data;
-    uint32_t tensor_count, tensor_capacity;
-    uint64_t waited_before_ns, updates_before; /* At the start of the current call. */
-    bool said_goodbye;
-};
-
-/* --- errors ------------------------------------------------------------------------------------------------------ */
-
-static int set_error(struct diloco_error *error, int code, const char *fmt, ...) DL_PRINTF(3, 4);
-
-static int set_error(struct diloco_error *error, int code, const char *fmt, ...)
-{
-    if (error != NULL) {
-        va_list args;
-        va_start(args, fmt);
-        vsnprintf(error->text, sizeof error->text, fmt, args);
-        va_end(args);
-        error->code = code;
-    }
-    return code;
-}
-
-static int from_err(struct diloco_error *error, const struct dl_err *err)
-{
-    return set_error(error, err->rc == DL_ENOMEM ? DILOCO_ENOMEM : DILOCO_EINVAL, "%s", err->text);
-}
-
-/* --- opening ----------------------------------------------------------------------------------------------------- */
-
-static int copy_name(char *out, size_t out_bytes, const char *text, const char *what, struct diloco_error *error)
-{
-    size_t length = strlen(text);
-    if (length == 0 || length >= out_bytes) {
-        return set_error(error, DILOCO_EINVAL, "open: %s must have 1 to %zu characters", what, out_bytes - 1);
-    }
-    memcpy(out, text, length + 1);
-    return DILOCO_CONTINUE;
-}
-
-static int set_uid(struct diloco *d, const char *uid, struct diloco_error *error)
-{
-    if (uid != NULL) {
-        return copy_name(d->uid, sizeof d->uid, uid, "uid", error);
-    }
-    char host[40];
-    if (gethostname(host, sizeof host) != 0) {
-        snprintf(host, sizeof host, "unknown");
-    }
-    host[sizeof host - 1] = 0;
-    snprintf(d->uid, sizeof d->uid, "%s:%ld", host, (long)getpid());
-    return DILOCO_CONTINUE;
-}
-
-static int init_shared(struct wk_hub *hub, struct diloco_error *error)
-{
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_mutex_init(&hub->lock, NULL);
-    pthread_cond_init(&hub->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (hub->wake_fd < 0) {
-        return set_error(error, DILOCO_ENOMEM, "open: no file descriptor for the library's wake-up: %s",
-                         strerror(errno));
-    }
-    return DILOCO_CONTINUE;
-}
-
-static int set_security(struct diloco *d, const struct diloco_options *options, struct diloco_error *error)
-{
-    struct wk_hub *hub = &d->hub;
-    if (options->token != NULL && (hub->token = strdup(options->token)) == NULL) {
-        return set_error(error, DILOCO_ENOMEM, "open: no memory");
-    }
-    if ((options->cert_file == NULL) != (options->key_file == NULL)) {
-        return set_error(error, DILOCO_EINVAL, "open: a client certificate needs both cert_file and key_file");
-    }
-    bool tls = false;
-    for (uint32_t i = 0; i < hub->shards; i++) {
-        tls = tls || hub->endpoints[i].tls;
-    }
-    struct dl_err err;
-    if (tls && wk_tls_new(options->ca_file, options->cert_file, options->key_file, &hub->tls, &err) != DL_OK) {
-        return from_err(error, &err);
-    }
-    return DILOCO_CONTINUE;
-}
-
-static int fill(struct diloco *d, const struct diloco_options *options, struct diloco_error *error)
-{
-    struct dl_err err;
-    int code = init_shared(&d->hub, error);
-    if (code == DILOCO_CONTINUE) {
-        code = copy_name(d->job, sizeof d->job, options->job, "job", error);
-    }
-    if (code == DILOCO_CONTINUE) {
-        code = set_uid(d, options->uid, error);
-    }
-    if (code == DILOCO_CONTINUE &&
-        wk_endpoints_parse(options->endpoints, d->hub.endpoints, &d->hub.shards, &err) != DL_OK) {
-        code = from_err(error, &err);
-    }
-    if (code == DILOCO_CONTINUE) {
-        code = set_security(d, options, error);
-    }
-    snprintf(d->trainer, sizeof d->trainer, "%s", options->trainer == NULL ? "" : options->trainer);
-    d->learner = options->learner;
-    d->role = options->role;
-    double timeout = options->join_timeout_seconds;
-    d->join_timeout_seconds = timeout > 0 ? DL_MIN(timeout, TIMEOUT_MAX_S) : JOIN_TIMEOUT_DEFAULT_S;
-    d->hub.log = options->log;
-    d->hub.log_context = options->log_context;
-    struct wk_recovery_options serve = {options->serve_listen, options->serve_address, options->cert_file,
-                                        options->key_file};
-    if (code == DILOCO_CONTINUE && d->role == DILOCO_LEARNER &&
-        wk_recovery_serve(&d->recovery, &d->hub, &serve, &err) != DL_OK) {
-        code = from_err(error, &err);
-    }
-    return code;
-}
-
-int diloco_open(const struct diloco_options *options, struct diloco **out, struct diloco_error *error)
-{
-    if (options == NULL || out == NULL || options->struct_size != sizeof *options) {
-        return set_error(error, DILOCO_EINVAL, "open: options and out are needed, and struct_size must be %zu",
-                         sizeof *options);
-    }
-    if (options->job == NULL || options->endpoints == NULL) {
-        return set_error(error, DILOCO_EINVAL, "open: job and endpoints are needed");
-    }
-    if (options->role != DILOCO_LEARNER && options->role != DILOCO_EVALUATOR) {
-        return set_error(error, DILOCO_EINVAL, "open: unknown role %d", (int)options->role);
-    }
-    struct diloco *d = calloc(1, sizeof *d);
-    if (d == NULL) {
-        return set_error(error, DILOCO_ENOMEM, "open: no memory");
-    }
-    int code = fill(d, options, error);
-    if (code != DILOCO_CONTINUE) {
-        diloco_close(d);
-        return code;
-    }
-    *out = d;
-    return DILOCO_CONTINUE;
-}
-
-static bool grow_table(struct diloco *d)
-{
-    if (d->tensor_count < d->tensor_capacity) {
-        return true;
-    }
-    uint32_t capacity = d->tensor_capacity == 0 ? 64 : 2 * d->tensor_capacity;
-    struct dl_tensor *tensors = realloc(d->tensors, capacity * sizeof *tensors);
-    if (tensors != NULL) {
-        d->tensors = tensors;
-    }
-    float **data = realloc(d->data, capacity * sizeof *data);
-    if (data != NULL) {
-        d->data = data;
-    }
-    if (tensors == NULL || data == NULL) {
-        return false;
-    }
-    d->tensor_capacity = capacity;
-    return true;
-}
-
-int diloco_register(struct diloco *d, const char *name, float *data, int rank, const uint64_t *shape,
-                    enum diloco_tensor_role role, uint32_t layer, struct diloco_error *error)
-{
-    if (d == NULL || name == NULL || data == NULL || shape == NULL) {
-        return set_error(error, DILOCO_EINVAL, "register: handle, name, data and shape are needed");
-    }
-    if (d->phase != PHASE_OPEN || d->net != NULL) {
-        return set_error(error, DILOCO_EINVAL, "register %s: register every tensor before diloco_join", name);
-    }
-    if (rank < 1 || rank > DL_TENSOR_RANK_MAX || (role != DILOCO_WEIGHT && role != DILOCO_EMBEDDING)) {
-        return set_error(error, DILOCO_EINVAL, "register %s: rank %d (1 to %d) or role %d is wrong", name, rank,
-                         DL_TENSOR_RANK_MAX, (int)role);
-    }
-    if (strlen(name) >= DL_TENSOR_NAME_MAX || d->tensor_count == DL_TENSORS_MAX) {
-        return set_error(error, DILOCO_EINVAL, "register %.130s: name too long, or more than %d tensors", name,
-                         DL_TENSORS_MAX);
-    }
-    if (!grow_table(d)) {
-        return set_error(error, DILOCO_ENOMEM, "register %s: no memory", name);
-    }
-    struct dl_tensor *tensor = &d->tensors[d->tensor_count];
-    *tensor = (struct dl_tensor){.rank = (uint32_t)rank, .layer = layer};
-    memcpy(tensor->name, name, strlen(name) + 1);
-    memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
-    tensor->role = role == DILOCO_EMBEDDING ? DL_TENSOR_EMBEDDING : DL_TENSOR_WEIGHT;
-    d->data[d->tensor_count++] = data;
-    return DILOCO_CONTINUE;
-}
-
-int diloco_lease_data(struct diloco *d, uint32_t sequences, struct diloco_error *error)
-{
-    if (d == NULL || d->net != NULL || d->role != DILOCO_LEARNER) {
-        return set_error(error, DILOCO_EINVAL, "lease data: for a learner, before diloco_join");
-    }
-    if (sequences < 1 || sequences > DL_WIRE_BATCH_MAX) {
-        return set_error(error, DILOCO_EINVAL, "lease data: %u sequences in a step, 1 to %u are possible", sequences,
-                         DL_WIRE_BATCH_MAX);
-    }
-    d->batch = sequences;
-    return DILOCO_CONTINUE;
-}
-
-int diloco_data(struct diloco *d, uint64_t count, struct diloco_range *range, struct diloco_error *error)
-{
-    if (d == NULL || d->phase == PHASE_OPEN || d->batch == 0) {
-        return set_error(error, DILOCO_EINVAL, "data: only for a learner that has joined after diloco_lease_data");
-    }
-    if (range == NULL || count == 0) {
-        return set_error(error, DILOCO_EINVAL, "data: a range for the answer and a count of at least 1 are needed");
-    }
-    struct wk_range got;
-    pthread_mutex_lock(&d->hub.lock);
-    wk_link_data(d->hub.link, count, &got);
-    pthread_mutex_unlock(&d->hub.lock);
-    *range = (struct diloco_range){.lease = got.lease, .first = got.first, .count = got.count};
-    return DILOCO_CONTINUE;
-}
-
-int diloco_register_state(struct diloco *d, const char *name, void *data, uint64_t bytes, struct diloco_error *error)
-{
-    struct dl_err err;
-    if (d == NULL || name == NULL || data == NULL) {
-        return set_error(error, DILOCO_EINVAL, "register state: handle, name and data are needed");
-    }
-    if (d->phase != PHASE_OPEN || d->net != NULL) {
-        return set_error(error, DILOCO_EINVAL, "register state %.130s: before diloco_join", name);
-    }
-    return wk_recovery_register(&d->recovery, name, data, bytes, &err) == DL_OK ? DILOCO_CONTINUE
-                                                                                : from_err(error, &err);
-}
 
 /* --- a boundary -------------------------------------------------------------------------------------------------- */
 
@@ -371,15 +107,15 @@ static int end_of(struct diloco *d, struct diloco_error *error)
 {
     struct wk_outcome outcome;
     wk_link_outcome(d->hub.link, &outcome);
-    d->phase = PHASE_OVER;
+    d->phase = WK_PHASE_OVER;
     switch (outcome.end) {
-    case WK_END_SUCCEEDED: return set_error(error, DILOCO_DONE, "%s", outcome.text);
-    case WK_END_STOPPED: return set_error(error, DILOCO_STOPPED, "%s", outcome.text);
-    case WK_END_FAILED: return set_error(error, DILOCO_EFAILED, "%s", outcome.text);
-    case WK_END_REFUSED: return set_error(error, DILOCO_EREFUSED, "%s", outcome.text);
+    case WK_END_SUCCEEDED: return wk_set_error(error, DILOCO_DONE, "%s", outcome.text);
+    case WK_END_STOPPED: return wk_set_error(error, DILOCO_STOPPED, "%s", outcome.text);
+    case WK_END_FAILED: return wk_set_error(error, DILOCO_EFAILED, "%s", outcome.text);
+    case WK_END_REFUSED: return wk_set_error(error, DILOCO_EREFUSED, "%s", outcome.text);
     case WK_END_NONE: break;
     }
-    return set_error(error, DILOCO_STOPPED, "this learner has left job %s", d->job);
+    return wk_set_error(error, DILOCO_STOPPED, "this learner has left job %s", d->job);
 }
 
 static void remember(struct diloco *d)
@@ -431,12 +167,12 @@ static int finish_call(struct diloco *d, int64_t until_ns, struct diloco_info *i
         struct wk_link_view view;
         wk_link_view(d->hub.link, &view);
         const char *trouble = wk_link_trouble(d->hub.link);
-        return set_error(
+        return wk_set_error(
             error, DILOCO_ETIMEOUT, "join job %s: no first state within %g s, %u of %u shards connected%s%s", d->job,
             d->join_timeout_seconds, view.connected, view.shards, trouble[0] == 0 ? "" : "; last: ", trouble);
     }
     if (rc != DL_OK) {
-        return from_err(error, &err);
+        return wk_from_err(error, &err);
     }
     return done ? end_of(d, error) : DILOCO_CONTINUE;
 }
@@ -477,21 +213,21 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
 
 int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error *error)
 {
-    if (d == NULL || d->phase != PHASE_OPEN || d->net != NULL) {
-        return set_error(error, DILOCO_EINVAL, "join: once a handle, after diloco_open and diloco_register");
+    if (d == NULL || d->phase != WK_PHASE_OPEN || d->net != NULL) {
+        return wk_set_error(error, DILOCO_EINVAL, "join: once a handle, after diloco_open and diloco_register");
     }
     if (d->tensor_count == 0) {
-        return set_error(error, DILOCO_EINVAL, "join: no tensor was registered");
+        return wk_set_error(error, DILOCO_EINVAL, "join: no tensor was registered");
     }
     struct dl_err err;
     if (make_link(d, &err) != DL_OK) {
-        return from_err(error, &err);
+        return wk_from_err(error, &err);
     }
     int64_t until_ns = dl_now_ns() + (int64_t)(d->join_timeout_seconds * (double)DL_NS_PER_SECOND);
     pthread_mutex_lock(&d->hub.lock);
     int code = finish_call(d, until_ns, info, error);
     if (code == DILOCO_CONTINUE) {
-        d->phase = PHASE_JOINED;
+        d->phase = WK_PHASE_JOINED;
         wk_recovery_joined(&d->recovery, &d->hub);
     }
     pthread_mutex_unlock(&d->hub.lock);
@@ -500,13 +236,13 @@ int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error 
 
 int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_info *info, struct diloco_error *error)
 {
-    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_LEARNER) {
-        return set_error(error, DILOCO_EINVAL, "step: only for a learner that has joined");
+    if (d == NULL || d->phase == WK_PHASE_OPEN || d->role != DILOCO_LEARNER) {
+        return wk_set_error(error, DILOCO_EINVAL, "step: only for a learner that has joined");
     }
     pthread_mutex_lock(&d->hub.lock);
     remember(d);
     int code;
-    if (d->phase == PHASE_OVER) {
+    if (d->phase == WK_PHASE_OVER) {
         fill_info(d, info);
         code = end_of(d, error);
     } else {
@@ -520,15 +256,15 @@ int diloco_step(struct diloco *d, uint64_t tokens, float loss, struct diloco_inf
 int diloco_note(struct diloco *d, const char *kind, uint64_t a, uint64_t b, uint64_t c, const char *text,
                 struct diloco_error *error)
 {
-    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_LEARNER) {
-        return set_error(error, DILOCO_EINVAL, "note: only for a learner that has joined");
+    if (d == NULL || d->phase == WK_PHASE_OPEN || d->role != DILOCO_LEARNER) {
+        return wk_set_error(error, DILOCO_EINVAL, "note: only for a learner that has joined");
     }
     if (kind == NULL || kind[0] == 0 || strlen(kind) >= DL_TRACE_KIND_MAX) {
-        return set_error(error, DILOCO_EINVAL, "note: the kind must have 1 to %d characters", DL_TRACE_KIND_MAX - 1);
+        return wk_set_error(error, DILOCO_EINVAL, "note: the kind must have 1 to %d characters", DL_TRACE_KIND_MAX - 1);
     }
     for (const char *at = kind; *at != 0; at++) {
         if (!((*at >= 'a' && *at <= 'z') || (*at >= '0' && *at <= '9') || *at == '_')) {
-            return set_error(error, DILOCO_EINVAL, "note: the kind \"%s\" may hold a to z, 0 to 9 and _", kind);
+            return wk_set_error(error, DILOCO_EINVAL, "note: the kind \"%s\" may hold a to z, 0 to 9 and _", kind);
         }
     }
     pthread_mutex_lock(&d->hub.lock);
@@ -537,24 +273,40 @@ int diloco_note(struct diloco *d, const char *kind, uint64_t a, uint64_t b, uint
     return DILOCO_CONTINUE;
 }
 
+int diloco_data(struct diloco *d, uint64_t count, struct diloco_range *range, struct diloco_error *error)
+{
+    if (d == NULL || d->phase == WK_PHASE_OPEN || d->batch == 0) {
+        return wk_set_error(error, DILOCO_EINVAL, "data: only for a learner that has joined after diloco_lease_data");
+    }
+    if (range == NULL || count == 0) {
+        return wk_set_error(error, DILOCO_EINVAL, "data: a range for the answer and a count of at least 1 are needed");
+    }
+    struct wk_range got;
+    pthread_mutex_lock(&d->hub.lock);
+    wk_link_data(d->hub.link, count, &got);
+    pthread_mutex_unlock(&d->hub.lock);
+    *range = (struct diloco_range){.lease = got.lease, .first = got.first, .count = got.count};
+    return DILOCO_CONTINUE;
+}
+
 /* --- evaluators -------------------------------------------------------------------------------------------------- */
 
 static int64_t after_seconds(double seconds)
 {
-    return dl_now_ns() + (int64_t)(DL_MAX(0.0, DL_MIN(seconds, TIMEOUT_MAX_S)) * (double)DL_NS_PER_SECOND);
+    return dl_now_ns() + (int64_t)(DL_MAX(0.0, DL_MIN(seconds, WK_TIMEOUT_MAX_S)) * (double)DL_NS_PER_SECOND);
 }
 
 int diloco_poll(struct diloco *d, double timeout_seconds, struct diloco_info *info, struct diloco_error *error)
 {
-    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
-        return set_error(error, DILOCO_EINVAL, "poll: only for an evaluator that has joined");
+    if (d == NULL || d->phase == WK_PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
+        return wk_set_error(error, DILOCO_EINVAL, "poll: only for an evaluator that has joined");
     }
     int64_t until_ns = after_seconds(timeout_seconds);
     pthread_mutex_lock(&d->hub.lock);
     remember(d);
     int code;
     for (;;) {
-        if (d->phase == PHASE_OVER) {
+        if (d->phase == WK_PHASE_OVER) {
             fill_info(d, info);
             code = end_of(d, error);
             break;
@@ -576,8 +328,8 @@ int diloco_poll(struct diloco *d, double timeout_seconds, struct diloco_info *in
 
 int diloco_report(struct diloco *d, double loss, uint32_t sequences, struct diloco_error *error)
 {
-    if (d == NULL || d->phase == PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
-        return set_error(error, DILOCO_EINVAL, "report: only for an evaluator that has joined");
+    if (d == NULL || d->phase == WK_PHASE_OPEN || d->role != DILOCO_EVALUATOR) {
+        return wk_set_error(error, DILOCO_EINVAL, "report: only for an evaluator that has joined");
     }
     uint64_t hash = wk_store_hash(d->hub.store);
     pthread_mutex_lock(&d->hub.lock);
@@ -613,28 +365,28 @@ static bool wait_for_goodbye(struct diloco *d, int64_t until_ns)
 int diloco_leave(struct diloco *d, int preempted, double timeout_seconds, const char *why, struct diloco_error *error)
 {
     if (d == NULL || d->net == NULL) {
-        return set_error(error, DILOCO_EINVAL, "leave: only after diloco_join");
+        return wk_set_error(error, DILOCO_EINVAL, "leave: only after diloco_join");
     }
     int64_t until_ns = after_seconds(timeout_seconds);
     pthread_mutex_lock(&d->hub.lock);
     int code = DILOCO_CONTINUE;
     struct dl_err err;
-    if (d->phase == PHASE_JOINED) {
+    if (d->phase == WK_PHASE_JOINED) {
         /* What a pull has asked for goes first, as of now; whether or not that works, the goodbye is said. */
         bool done = false;
         wk_link_on_poll(d->hub.link, dl_now_ns());
         wk_link_leave(d->hub.link, dl_now_ns(), preempted != 0, why == NULL ? "" : why);
         if (boundary(d, until_ns, &done, &err) == DL_ENOMEM) {
-            code = from_err(error, &err);
+            code = wk_from_err(error, &err);
         }
     } else {
         wk_link_leave(d->hub.link, dl_now_ns(), preempted != 0, why == NULL ? "" : why);
     }
     if (!wait_for_goodbye(d, until_ns) && code == DILOCO_CONTINUE) {
-        code = set_error(error, DILOCO_ETIMEOUT, "leave job %s: not everything was sent within %g s", d->job,
-                         timeout_seconds);
+        code = wk_set_error(error, DILOCO_ETIMEOUT, "leave job %s: not everything was sent within %g s", d->job,
+                            timeout_seconds);
     }
-    d->phase = PHASE_OVER;
+    d->phase = WK_PHASE_OVER;
     d->said_goodbye = true;
     pthread_mutex_unlock(&d->hub.lock);
     return code;

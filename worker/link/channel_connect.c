@@ -1,0 +1,151 @@
+/* From looking a syncer's name up to the answer to the upgrade. */
+#include <errno.h>
+#include <netdb.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/mem.h"
+#include "worker/link/channel_internal.h"
+#include "worker/link/recovery.h"
+
+static void begin_upgrade(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    uint8_t nonce[16];
+    for (size_t i = 0; i < sizeof nonce; i += 4) {
+        wk_channel_mask_key(channel, nonce + i);
+    }
+    wk_ws_key(nonce, channel->key);
+    struct dl_err err;
+    enum dl_rc rc = wk_ws_request(endpoint->host, endpoint->port, channel->hub->token, channel->key,
+                                  (char *)channel->out, channel->hub->out_bytes, &err);
+    if (rc != DL_OK) {
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    channel->state = WK_CHANNEL_UPGRADING;
+    channel->connect_by_ns = INT64_MAX; /* From here the link's own bound holds. */
+    channel->out_start = 0;
+    channel->out_end = strlen((char *)channel->out);
+    (void)wk_channel_flush(channel);
+}
+
+void wk_channel_secure(struct wk_channel *channel)
+{
+    struct dl_err err;
+    enum dl_rc rc = wk_stream_handshake(&channel->stream, &err);
+    if (rc == DL_OK) {
+        begin_upgrade(channel);
+    } else if (rc != DL_AGAIN) {
+        wk_channel_fail(channel, &err);
+    }
+}
+
+void wk_channel_connected(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err;
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(channel->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
+        dl_err_errno(&err, DL_ENET, error == 0 ? errno : error, "connect to %s:%s", endpoint->host, endpoint->port);
+        wk_stream_close(&channel->stream);
+        wk_channel_try_next_address(channel, &err);
+        return;
+    }
+    int fd = channel->stream.fd;
+    wk_recovery_connected(channel->hub, fd);
+    channel->state = WK_CHANNEL_SECURING;
+    if (wk_stream_open(&channel->stream, fd, endpoint->tls ? channel->hub->tls : NULL, endpoint->host, &err) != DL_OK) {
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    wk_channel_secure(channel);
+}
+
+void wk_channel_try_next_address(struct wk_channel *channel, const struct dl_err *last)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err = *last;
+    while (channel->next_address != NULL) {
+        struct addrinfo *address = channel->next_address;
+        channel->next_address = address->ai_next;
+        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
+        if (fd < 0) {
+            dl_err_errno(&err, DL_ENET, errno, "open a socket for %s", endpoint->host);
+            continue;
+        }
+        int status = connect(fd, address->ai_addr, address->ai_addrlen);
+        if (status != 0 && errno != EINPROGRESS) {
+            dl_err_errno(&err, DL_ENET, errno, "connect to %s:%s", endpoint->host, endpoint->port);
+            close(fd);
+            continue;
+        }
+        channel->stream = (struct wk_stream){.fd = fd};
+        channel->state = WK_CHANNEL_CONNECTING;
+        channel->connect_by_ns = channel->now_ns + WK_CONNECT_SECONDS * DL_NS_PER_SECOND;
+        return; /* Also when it succeeded at once: the socket is writable then. */
+    }
+    wk_channel_fail(channel, &err);
+}
+
+void wk_channel_resolved(struct wk_channel *channel)
+{
+    struct dl_err err;
+    enum dl_rc rc = wk_resolve_take(channel->resolve, &channel->addresses, &err);
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    wk_resolve_free(dl_take(channel->resolve));
+    if (rc != DL_OK) {
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    channel->next_address = channel->addresses;
+    dl_err_set(&err, DL_ENET, "no address to connect to");
+    wk_channel_try_next_address(channel, &err);
+}
+
+void wk_channel_begin_connect(struct wk_channel *channel)
+{
+    const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+    struct dl_err err;
+    if (wk_resolve_start(endpoint->host, endpoint->port, &channel->resolve, &channel->resolve_fd, &err) != DL_OK) {
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    channel->state = WK_CHANNEL_RESOLVING;
+    wk_channel_resolved(channel);
+}
+
+void wk_channel_read_upgrade(struct wk_channel *channel)
+{
+    struct dl_err err, closed_err;
+    size_t got = 0, used = 0;
+    size_t space = WK_IN_BYTES - channel->in_have;
+    enum dl_rc rc = wk_stream_read(&channel->stream, NULL, 0, channel->in + channel->in_have, space, &got, &closed_err);
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    channel->in_have += got;
+    bool closed = rc != DL_OK || channel->in_have == WK_IN_BYTES;
+    if (rc != DL_OK && channel->in_have == 0) {
+        err = closed_err; /* With TLS 1.3 this is where a client learns that its certificate was not accepted. */
+    } else {
+        rc = wk_ws_response((const char *)channel->in, channel->in_have, closed, channel->key, &used, &err);
+    }
+    if (rc == DL_AGAIN) {
+        return;
+    }
+    if (rc != DL_OK) {
+        const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
+        dl_err_wrap(&err, "join at %s:%s", endpoint->host, endpoint->port);
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    size_t rest = channel->in_have - used;
+    channel->in_have = 0;
+    wk_channel_upgraded(channel, channel->in + used, rest);
+}
