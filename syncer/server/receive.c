@@ -44,6 +44,7 @@ static uint32_t body_size(const struct sy_receive *receive)
 
 size_t sy_receive_direct(const struct sy_receive *receive, uint8_t **at)
 {
+    *at = NULL;
     if (!receive->chunk_begun) {
         return 0;
     }
@@ -152,7 +153,8 @@ static enum dl_rc advance(struct sy_receive *receive, const struct sy_receive_si
         return receive->prefix_have == DL_WIRE_CHUNK_PREFIX_BYTES ? begin_chunk(receive, sink, err) : DL_OK;
     }
     uint8_t *at;
-    *used = DL_MIN(size, sy_receive_direct(receive, &at));
+    size_t room = sy_receive_direct(receive, &at);
+    *used = DL_MIN(size, room);
     if (at != NULL) {
         memcpy(at, bytes, *used);
     }

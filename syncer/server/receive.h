@@ -56,7 +56,7 @@ DL_MUST_CHECK enum dl_rc sy_receive_feed(struct sy_receive *receive, const struc
                                          struct dl_err *err);
 
 /* Data bytes of the chunk under way that are still to come, and may be received to `*at` (NULL: they are to be dropped)
- * rather than fed; 0: not in a chunk's data. Then so many of them are there. */
+ * rather than fed; 0: not in a chunk's data. sy_receive_placed: so many of them are there. */
 size_t sy_receive_direct(const struct sy_receive *receive, uint8_t **at);
 void sy_receive_placed(struct sy_receive *receive, size_t bytes);
 

@@ -16,7 +16,7 @@
 #define SIDE_BYTES (64u << 10)   /* Where all goes that has no place of its own, */
 #define SIDE_TAKEN (16u << 10)   /* and how much of that at once, since it is copied. */
 #define SERVE_BYTES (1u << 20)   /* Taken from one connection before the others have their turn. */
-#define TURN_NS SY_TURN_NS       /* Reading in one turn of the loop; then it looks at everything else. */
+#define TURN_NS INT64_C(4000000) /* Reading in one turn of the loop; then it looks at everything else. */
 
 struct sy_sockets {
     int epoll_fd; /* libwebsockets' once it has adopted it. */
@@ -141,7 +141,8 @@ static size_t next_placed(const struct sy_conn *conn, uint8_t **at)
     }
     uint64_t payload = dl_ws_payload_next(&conn->parser);
     if (conn->state != SY_CONN_CLOSING && payload > 0) {
-        payload = DL_MIN(payload, (uint64_t)sy_receive_direct(&conn->receive, at));
+        uint64_t room = sy_receive_direct(&conn->receive, at);
+        payload = DL_MIN(payload, room);
     }
     return (size_t)payload;
 }

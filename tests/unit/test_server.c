@@ -168,6 +168,45 @@ static void test_any_cut_gives_the_same(void)
     }
 }
 
+/* A chunk's data is received to its place, in pieces that are fed or placed in turn; the checksum sees all of them. */
+static void test_data_received_in_place(void)
+{
+    uint8_t chunk[4096];
+    struct dl_err err;
+    size_t size = make_chunk(chunk);
+    for (size_t piece = 1; piece < DATA_BYTES; piece += 37) {
+        for (int damage = 0; damage < 2; damage++) {
+            struct sy_receive receive;
+            struct seen seen;
+            memset(&seen, 0, sizeof seen);
+            struct sy_receive_sink sink = sink_of(&seen);
+            sy_receive_init(&receive);
+            size_t placed = 0;
+            chunk[size - DATA_BYTES / 2] ^= (uint8_t)damage;
+            for (size_t at = 0, i = 0; at < size; i++) {
+                uint8_t *to = NULL;
+                size_t room = sy_receive_direct(&receive, &to), direct = DL_MIN(room, piece);
+                size_t fed = direct > 0 && i % 3 != 0 ? 0 : DL_MIN(piece, size - at);
+                if (fed == 0) {
+                    CU_ASSERT_PTR_EQUAL_FATAL(to, seen.data + (at - (size - DATA_BYTES)));
+                    memcpy(to, chunk + at, direct);
+                    sy_receive_placed(&receive, direct);
+                    placed += direct;
+                }
+                CU_ASSERT_EQUAL(sy_receive_feed(&receive, &sink, &scratch, chunk + at, fed, false, &err), DL_OK);
+                at += fed == 0 ? direct : fed;
+            }
+            CU_ASSERT_EQUAL(sy_receive_feed(&receive, &sink, &scratch, chunk, 0, true, &err), DL_OK);
+            CU_ASSERT(placed > 0);
+            CU_ASSERT_EQUAL(seen.chunks, 1);
+            CU_ASSERT_EQUAL(seen.intact, damage == 0);
+            CU_ASSERT_EQUAL(memcmp(seen.data, chunk + size - DATA_BYTES, DATA_BYTES), 0);
+            chunk[size - DATA_BYTES / 2] ^= (uint8_t)damage;
+            sy_receive_release(&receive);
+        }
+    }
+}
+
 /* Bytes too many, too few, none: never accepted, never read beyond. */
 static void test_wrong_lengths(void)
 {
@@ -563,8 +602,9 @@ static void test_every_turn_gets_on(void)
     }
 }
 
-UNIT_MAIN("server", {"turns are short and fair", test_turns_are_short_and_fair},
-          {"every turn gets on", test_every_turn_gets_on}, {"buffers are used again", test_buffers_are_used_again},
+UNIT_MAIN("server", {"data received in place", test_data_received_in_place},
+          {"turns are short and fair", test_turns_are_short_and_fair}, {"every turn gets on", test_every_turn_gets_on},
+          {"buffers are used again", test_buffers_are_used_again},
           {"buffers never hold more than was used", test_buffers_never_hold_more_than_was_used},
           {"buffers of all sizes", test_buffers_of_all_sizes}, {"any cut gives the same", test_any_cut_gives_the_same},
           {"wrong lengths", test_wrong_lengths}, {"damage is noticed", test_damage_is_noticed},
