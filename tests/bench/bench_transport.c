@@ -1,5 +1,7 @@
 /* bench_transport: what the learner's end of the transport costs, against raw TCP and raw TLS 1.3 in the same run.
  *
+ *     transport [TURNS [plain | tls]]      5 turns of both; more on a busy machine
+ *
  * The other end is another process that does as little as possible (it discards pushes unread, and sends updates that
  * were framed before), so that CPU time and rate are the library's: pushes are hashed, masked, framed and sent; updates
  * are received in place and checked twice (chunk by chunk, and as a whole). The trainer's own work (encoding, applying)
@@ -26,6 +28,7 @@
 #define RAW_BYTES (ROUNDS * TENSORS * TENSOR_BYTES)
 #define PIECE (1u << 20)
 #define TURNS 5
+#define TURNS_MAX 50
 
 struct cost { /* Of one direction. */
     double gb_per_s, cpu_s_per_gb;
@@ -447,14 +450,14 @@ struct costs {
     struct bench_stats gb_per_s, cpu_s_per_gb;
 };
 
-static struct costs costs_of(const struct cost runs[TURNS])
+static struct costs costs_of(const struct cost runs[TURNS_MAX], uint32_t turns)
 {
-    double rates[TURNS], cpu[TURNS];
-    for (int i = 0; i < TURNS; i++) {
+    double rates[TURNS_MAX], cpu[TURNS_MAX];
+    for (uint32_t i = 0; i < turns; i++) {
         rates[i] = runs[i].gb_per_s;
         cpu[i] = runs[i].cpu_s_per_gb;
     }
-    return (struct costs){bench_stats_of(rates, TURNS), bench_stats_of(cpu, TURNS)};
+    return (struct costs){bench_stats_of(rates, turns), bench_stats_of(cpu, turns)};
 }
 
 static void report_costs(struct bench_report *report, const char *rate_name, const char *cpu_name, struct costs costs,
@@ -465,8 +468,11 @@ static void report_costs(struct bench_report *report, const char *rate_name, con
                      costs.cpu_s_per_gb.min / yardstick.cpu_s_per_gb.min);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    uint32_t turns = argc > 1 ? (uint32_t)DL_MIN(strtoul(argv[1], NULL, 10), (unsigned long)TURNS_MAX) : TURNS;
+    turns = DL_MAX(turns, 1u);
+    const char *only = argc > 2 ? argv[2] : "";
     char folder[] = "/tmp/diloco-bench-XXXXXX", ca_file[300];
     if (mkdtemp(folder) == NULL) {
         return 1;
@@ -496,17 +502,20 @@ int main(void)
                                                 {"tls_send_rate", "tls_send_cpu", "tls_receive_rate", "tls_receive_cpu",
                                                  "push_rate_tls", "push_cpu_tls", "broadcast_rate_tls",
                                                  "broadcast_cpu_tls"}};
+        if (strcmp(only, with_tls ? "plain" : "tls") == 0) {
+            continue;
+        }
         const char *const *name = names[with_tls], *ca = with_tls ? ca_file : NULL;
         uint16_t port = with_tls ? secure_port : plain_port;
-        struct cost runs[4][TURNS];
-        for (int i = 0; i < TURNS; i++) {
+        struct cost runs[4][TURNS_MAX];
+        for (uint32_t i = 0; i < turns; i++) {
             runs[0][i] = raw(port, ca, 's');
             runs[2][i] = push(port, ca, result[0]);
             runs[1][i] = raw(port, ca, 'r');
             runs[3][i] = broadcast(port, ca, result[0]);
         }
-        struct costs raw_send = costs_of(runs[0]), raw_receive = costs_of(runs[1]);
-        struct costs pushed = costs_of(runs[2]), heard = costs_of(runs[3]);
+        struct costs raw_send = costs_of(runs[0], turns), raw_receive = costs_of(runs[1], turns);
+        struct costs pushed = costs_of(runs[2], turns), heard = costs_of(runs[3], turns);
         report_costs(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
         report_costs(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
         report_costs(&report, name[4], name[5], pushed, name[0], name[1], raw_send);
