@@ -59,6 +59,10 @@ def run(build, name, steps, seed, rate, limit, changes):
         while e.processes["evaluator"].poll() is None:
             if time.monotonic() - start > limit:
                 raise RuntimeError(f"not finished after {limit} s: {status.get('phase')} {status.get('tokens')}")
+            dead = [n for n, p in e.processes.items() if n.startswith("syncer") and p.poll() not in (None, 0)]
+            if dead:
+                e.print_logs()
+                raise RuntimeError(f"{dead[0]} died: status {e.processes[dead[0]].returncode}")
             try:
                 status = e.status()
             except OSError:
@@ -155,9 +159,9 @@ def main():
     rows, best_rate = [], {}
     for name, steps, seeds in cells:
         mode = MODES[name]
-        rates = scan or [mode.rate]
+        rates = scan or [mode.rate(steps)]
         if mode.rate_of is not None:
-            rates = [best_rate.get((mode.rate_of, steps), MODES[mode.rate_of].rate)]
+            rates = [best_rate.get((mode.rate_of, steps), MODES[mode.rate_of].rate(steps))]
         scanned = [runs.get(arguments.build, name, steps, 1, rate, arguments.limit, changes) for rate in rates]
         best = min(scanned, key=lambda r: r["loss"])
         best_rate[name, steps] = best["rate"]
