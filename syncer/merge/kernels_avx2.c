@@ -7,6 +7,7 @@
         _mm256_stream_ps((to) + 8, _mm256_loadu_ps((from) + 8));                                                       \
     } while (0)
 #define FENCE() _mm_sfence()
+#define NIBBLES_BY_SHIFT
 #define KERNELS sy_merge_avx2
 #include "syncer/merge/kernels.inc"
 #endif

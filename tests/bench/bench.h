@@ -10,13 +10,17 @@
 #ifndef DL_TESTS_BENCH_H
 #define DL_TESTS_BENCH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "common/clock.h"
+#include "common/isa.h"
 
 #define BENCH_REPEATS_MAX 64
 #define BENCH_ENTRIES_MAX 128
@@ -73,8 +77,20 @@ static inline struct bench_stats bench_measure(void (*run)(void *context), void 
     return bench_stats_of(seconds, repeats);
 }
 
-/* As bench_measure for two jobs in turn, so that both see the same machine. */
-static inline void bench_measure_pair(void (*yardstick)(void *context), void (*run)(void *context), void *context,
+/* Seconds of processor time that the calling thread got: for work of one thread, a busy machine counts less then. */
+static inline double bench_processor_seconds(void (*run)(void *context), void *context)
+{
+    struct timespec start, end;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &start);
+    run(context);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &end);
+    return (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) * 1e-9;
+}
+
+/* As bench_measure for two jobs in turn, so that both see the same machine. `seconds_of`: bench_seconds or
+ * bench_processor_seconds. */
+static inline void bench_measure_pair(double (*seconds_of)(void (*run)(void *context), void *context),
+                                      void (*yardstick)(void *context), void (*run)(void *context), void *context,
                                       uint32_t repeats, struct bench_stats *of_yardstick, struct bench_stats *of_run)
 {
     double seconds[2][BENCH_REPEATS_MAX] = {{0}};
@@ -82,37 +98,53 @@ static inline void bench_measure_pair(void (*yardstick)(void *context), void (*r
     yardstick(context);
     run(context);
     for (uint32_t i = 0; i < repeats; i++) {
-        seconds[0][i] = bench_seconds(yardstick, context);
-        seconds[1][i] = bench_seconds(run, context);
+        seconds[0][i] = seconds_of(yardstick, context);
+        seconds[1][i] = seconds_of(run, context);
     }
     *of_yardstick = bench_stats_of(seconds[0], repeats);
     *of_run = bench_stats_of(seconds[1], repeats);
 }
 
-/* Reads bytes `begin` .. `end` - 1 (multiples of 1024) of each of `count` arrays side by side, as fast as the machine
- * can: wide vectors whatever the flags, several streams, a page ahead of the processor's own prefetching. The sum is
- * there so that the reads are. The yardstick of everything that is bound by memory. */
+/* Reads bytes `begin` .. `end` - 1 (multiples of 4096) of each of `count` arrays, as fast as the machine can: wide vectors
+ * whatever the flags, `granule` bytes (256 .. 4096) of each array in turn, and nothing fetched ahead but by the processor
+ * itself: asking for lines ahead in eight arrays takes longer than waiting for them. The sum is there so that the reads
+ * are. The yardstick of everything that is bound by memory; which granule is fastest depends on the machine. */
+#define BENCH_READ_WAYS 3
+static const size_t bench_read_granules[BENCH_READ_WAYS] = {256, 1024, 4096};
 typedef uint64_t bench_vector __attribute__((vector_size(64), aligned(8), may_alias));
 __attribute__((target_clones("avx512f", "avx2", "default"))) static inline uint64_t
-bench_read(const uint8_t *const *arrays, uint32_t count, size_t begin, size_t end)
+bench_read(const uint8_t *const *arrays, uint32_t count, size_t begin, size_t end, size_t granule)
 {
-    bench_vector sums[2] = {{0}};
-    for (size_t at = begin; at < end; at += 1024) {
+    bench_vector sums[4] = {{0}};
+    for (size_t at = begin; at < end; at += granule) {
         for (uint32_t a = 0; a < count; a++) {
             const bench_vector *vectors = (const void *)(arrays[a] + at);
-            for (size_t i = 0; i < 1024 / sizeof(bench_vector); i += 2) {
-                __builtin_prefetch(&vectors[i + 32]);
-                __builtin_prefetch(&vectors[i + 33]);
+            for (size_t i = 0; i < granule / sizeof(bench_vector); i += 4) {
                 sums[0] += vectors[i];
                 sums[1] += vectors[i + 1];
+                sums[2] += vectors[i + 2];
+                sums[3] += vectors[i + 3];
             }
         }
     }
     uint64_t sum = 0;
     for (size_t lane = 0; lane < 8; lane++) {
-        sum += sums[0][lane] + sums[1][lane];
+        sum += sums[0][lane] + sums[1][lane] + sums[2][lane] + sums[3][lane];
     }
     return sum;
+}
+
+/* Makes kernels use the instruction set of that name, where one is given: they are compared so. */
+static inline void bench_use_isa(const char *name)
+{
+    bool found = name == NULL;
+    for (int isa = 0; isa < DL_ISA_COUNT && !found; isa++) {
+        found = strcmp(name, dl_isa_name((enum dl_isa)isa)) == 0 && dl_isa_force((enum dl_isa)isa);
+    }
+    if (!found) {
+        fprintf(stderr, "bench: '%s' is no instruction set of this machine: portable, avx2 or avx512\n", name);
+        exit(2);
+    }
 }
 
 struct bench_entry { /* Strings are borrowed until bench_write. */

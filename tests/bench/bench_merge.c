@@ -1,8 +1,10 @@
 /* The merge of 8 pushes of a 100 MB fragment, beside the rate at which this machine reads memory in the same run.
  *
- * Reading goes over the pushes' arrays, in turn with each merge. A merge's rate counts the bytes it has to move: each
- * push once, Theta and momentum read, new Theta and momentum written; RDA writes and reads the mean direction besides.
- * bench_merge [FRAGMENT_MB [REPEATS]] */
+ * Reading goes over the pushes' arrays, in turn with each merge, in whichever of the ways of bench_read is fastest here. Memory
+ * is the syncer's (large pages). A merge's rate counts the bytes it has to move: each push once, Theta and momentum read,
+ * new Theta and momentum written; RDA writes and reads the mean direction besides. One thread is timed by the processor
+ * time that it gets, two by the clock.
+ * bench_merge [FRAGMENT_MB [REPEATS [portable | avx2 | avx512]]] */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,11 +14,13 @@
 #include "common/mem.h"
 #include "common/rng.h"
 #include "syncer/merge/merge.h"
+#include "syncer/server/buffers.h"
 #include "tests/bench/bench.h"
 
 #define LEARNERS 8
 #define WIDTH 2048
 #define CHUNK (64 * 1024) /* Bytes that a reading job takes from each array. */
+#define CALIBRATIONS 5
 
 struct bench {
     struct dl_layout *layout;
@@ -30,7 +34,9 @@ struct bench {
     struct sy_outer_state outer;
     uint64_t padded;
     uint32_t threads;
+    struct sy_buffers *buffers;
     uint64_t read_bytes, sum;
+    size_t granule[2]; /* Of the fastest way to read, by threads. */
     struct bench_report report;
     double read_rates[2][2 * BENCH_REPEATS_MAX];
     uint32_t read_count[2];
@@ -39,7 +45,8 @@ struct bench {
 static void read_range(void *opaque, uint64_t begin, uint64_t end)
 {
     struct bench *bench = opaque;
-    uint64_t sum = bench_read((const uint8_t *const *)bench->encoded, LEARNERS, begin * CHUNK, end * CHUNK);
+    uint64_t sum = bench_read((const uint8_t *const *)bench->encoded, LEARNERS, begin * CHUNK, end * CHUNK,
+                              bench->granule[bench->threads - 1]);
     __atomic_fetch_add(&bench->sum, sum, __ATOMIC_RELAXED);
 }
 
@@ -65,7 +72,7 @@ static void run_merge(void *opaque)
     }
 }
 
-static void must(enum dl_rc rc, const struct dl_err *err)
+static void must_be_ok(enum dl_rc rc, const struct dl_err *err)
 {
     if (rc != DL_OK) {
         fprintf(stderr, "bench_merge: %s\n", err->text);
@@ -73,14 +80,41 @@ static void must(enum dl_rc rc, const struct dl_err *err)
     }
 }
 
-static void *must_allocate(size_t bytes)
+static void *must(void *memory)
 {
-    void *memory = dl_alloc_aligned(bytes);
     if (memory == NULL) {
         fprintf(stderr, "bench_merge: no memory\n");
         exit(1);
     }
     return memory;
+}
+
+/* As the syncer's pushes and versions have it. */
+static void *take(struct bench *bench, size_t bytes)
+{
+    return memset(must(sy_buffers_take(bench->buffers, bytes)), 0, bytes);
+}
+
+static double (*clock_of(uint32_t threads))(void (*run)(void *context), void *context)
+{
+    return threads == 1 ? bench_processor_seconds : bench_seconds;
+}
+
+static void find_fastest_way(struct bench *bench, uint32_t threads)
+{
+    size_t fastest = 0;
+    double least = 0;
+    bench->threads = threads;
+    for (uint32_t i = 0; i < CALIBRATIONS * BENCH_READ_WAYS; i++) {
+        bench->granule[threads - 1] = bench_read_granules[i % BENCH_READ_WAYS];
+        double seconds = clock_of(threads)(run_read, bench);
+        if (fastest == 0 || seconds < least) {
+            least = seconds;
+            fastest = bench->granule[threads - 1];
+        }
+    }
+    bench->granule[threads - 1] = fastest;
+    printf("memory is read fastest by %zu bytes of an array at a time, on %u threads\n", fastest, threads);
 }
 
 static void set_up(struct bench *bench, double megabytes)
@@ -97,24 +131,25 @@ static void set_up(struct bench *bench, double megabytes)
         snprintf(tensors[count + 1].name, DL_TENSOR_NAME_MAX, "norm.%u", count);
     }
     struct dl_err err;
-    must(dl_layout_new(tensors, count, 1, DL_LAYOUT_TENSOR, &bench->layout, &err), &err);
+    must_be_ok(dl_layout_new(tensors, count, 1, DL_LAYOUT_TENSOR, &bench->layout, &err), &err);
     bench->padded = bench->layout->fragments[0].padded_elements;
     for (uint32_t i = 0; i < 2; i++) {
-        must(sy_pool_new(i + 1, &bench->pools[i], &err), &err);
-        must(sy_merge_new(bench->layout, bench->pools[i], LEARNERS, &bench->merges[i], &err), &err);
+        must_be_ok(sy_pool_new(i + 1, &bench->pools[i], &err), &err);
+        must_be_ok(sy_merge_new(bench->layout, bench->pools[i], LEARNERS, &bench->merges[i], &err), &err);
     }
     bench->sync.outer.type = DL_OUTER_NESTEROV;
     bench->sync.outer.learning_rate = 1e-6; /* Theta stays where it is over many runs. */
     bench->sync.outer.momentum = 0.9;
-    bench->theta = must_allocate(bench->padded * 4);
-    bench->theta_out = must_allocate(bench->padded * 4);
-    bench->outer.first = must_allocate(bench->padded * 4);
+    bench->buffers = must(sy_buffers_new());
+    bench->theta = take(bench, bench->padded * 4);
+    bench->theta_out = take(bench, bench->padded * 4);
+    bench->outer.first = must(dl_alloc_aligned(bench->padded * 4));
     bench->read_bytes = bench->padded * 4 / CHUNK * CHUNK;
     struct dl_rng rng;
     dl_rng_init(&rng, 1, 1);
     for (uint32_t m = 0; m < LEARNERS; m++) {
-        bench->encoded[m] = must_allocate(bench->padded * 4);
-        bench->squares[m] = must_allocate(bench->layout->slice_count * sizeof(double));
+        bench->encoded[m] = take(bench, bench->padded * 4);
+        bench->squares[m] = must(calloc(bench->layout->slice_count, sizeof(double)));
     }
     for (uint64_t i = 0; i < bench->padded; i++) {
         bench->theta[i] = dl_rng_uniform(&rng);
@@ -124,7 +159,7 @@ static void set_up(struct bench *bench, double megabytes)
 /* Encodes each learner's delta: noise of its own around what all share. */
 static void encode(struct bench *bench, enum dl_codec codec)
 {
-    float *delta = must_allocate(bench->padded * 4);
+    float *delta = must(dl_alloc_aligned(bench->padded * 4));
     for (uint32_t m = 0; m < LEARNERS; m++) {
         uint32_t state = m * 7919 + 1;
         for (uint64_t i = 0; i < bench->padded; i++) {
@@ -157,7 +192,7 @@ static void measure(struct bench *bench, const char *name, enum dl_codec codec, 
     double bytes = (double)dl_codec_bytes(codec, bench->padded) * LEARNERS + arrays * 4 * (double)bench->padded;
     struct bench_stats read;
     struct bench_stats stats;
-    bench_measure_pair(run_read, run_merge, bench, repeats, &read, &stats);
+    bench_measure_pair(clock_of(threads), run_read, run_merge, bench, repeats, &read, &stats);
     double rate = bytes / stats.median * 1e-9;
     double read_rate = (double)bench->read_bytes * LEARNERS / read.median * 1e-9;
     bench->read_rates[threads - 1][bench->read_count[threads - 1]++] = read_rate;
@@ -178,9 +213,13 @@ int main(int argc, char **argv)
     static struct bench bench;
     double megabytes = argc > 1 ? strtod(argv[1], NULL) : 100;
     uint32_t repeats = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 9;
+    bench_use_isa(argc > 3 ? argv[3] : NULL);
     set_up(&bench, megabytes);
     printf("%d learners, fragment of %.0f MB, kernels %s\n", LEARNERS, (double)bench.padded * 4e-6,
            dl_isa_name(dl_isa_current()));
+    for (uint32_t threads = 1; threads <= 2; threads++) {
+        find_fastest_way(&bench, threads);
+    }
     for (int codec = DL_CODEC_NONE; codec <= DL_CODEC_INT4; codec++) {
         encode(&bench, (enum dl_codec)codec);
         for (uint32_t threads = 1; threads <= 2; threads++) {
@@ -195,15 +234,16 @@ int main(int argc, char **argv)
         bench_add_spread(&bench.report, reads[i], rates, "GB/s", NULL, 0);
     }
     for (uint32_t m = 0; m < LEARNERS; m++) {
-        free(bench.encoded[m]);
+        sy_buffers_give(bench.buffers, bench.encoded[m]);
         free(bench.squares[m]);
     }
     for (uint32_t i = 0; i < 2; i++) {
         sy_merge_free(bench.merges[i]);
         sy_pool_free(bench.pools[i]);
     }
-    free(bench.theta);
-    free(bench.theta_out);
+    sy_buffers_give(bench.buffers, bench.theta);
+    sy_buffers_give(bench.buffers, bench.theta_out);
+    sy_buffers_free(bench.buffers);
     free(bench.outer.first);
     dl_layout_free(bench.layout);
     return bench_write(&bench.report, "build/results/merge.json");
