@@ -67,8 +67,6 @@ static inline void *dl_alloc_aligned(size_t bytes)
     return memory;
 }
 
-#define DL_LARGE_PAGE_BYTES ((size_t)2 << 20)
-
 /* Memory for arrays that are walked from end to end: aligned to 64 bytes, from 2 MiB on to a large page, in large pages where the
  * system lends them (a wish: without them everything works, slower), and not more of them than whole ones. Content undefined;
  * free() releases it. NULL when there is none. */
