@@ -452,7 +452,7 @@ struct costs {
 
 static struct costs costs_of(const struct cost runs[TURNS_MAX], uint32_t turns)
 {
-    double rates[TURNS_MAX], cpu[TURNS_MAX];
+    double rates[TURNS_MAX] = {0}, cpu[TURNS_MAX] = {0};
     for (uint32_t i = 0; i < turns; i++) {
         rates[i] = runs[i].gb_per_s;
         cpu[i] = runs[i].cpu_s_per_gb;
