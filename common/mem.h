@@ -74,8 +74,11 @@ static inline void *dl_alloc_large(size_t bytes)
 {
     size_t alignment = bytes >= DL_LARGE_PAGE_BYTES ? DL_LARGE_PAGE_BYTES : 64;
     size_t rounded = (bytes + 63) & ~(size_t)63;
-    void *memory = rounded < bytes ? NULL : aligned_alloc(alignment, rounded == 0 ? 64 : rounded);
-    if (memory != NULL && bytes >= DL_LARGE_PAGE_BYTES) {
+    void *memory = NULL;
+    if (rounded < bytes || posix_memalign(&memory, alignment, rounded == 0 ? 64 : rounded) != 0) {
+        return NULL;
+    }
+    if (bytes >= DL_LARGE_PAGE_BYTES) {
         (void)madvise(memory, bytes / DL_LARGE_PAGE_BYTES * DL_LARGE_PAGE_BYTES, MADV_HUGEPAGE);
     }
     return memory;
