@@ -28,7 +28,6 @@ struct wk_store {
     struct memory slots[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
     struct dl_hash_stream *contents[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
     struct memory pushes[DL_SPEC_FRAGMENTS_MAX];
-    uint64_t bytes;
 };
 
 struct wk_store *wk_store_new(float *const *tensors, uint32_t tensor_count)
@@ -75,7 +74,6 @@ enum dl_rc wk_store_prepare(struct wk_store *store, const struct dl_layout *layo
         enough = store->base[p] != NULL;
         if (enough) {
             memset(store->base[p], 0, bytes); /* The gaps between tensors. */
-            __atomic_add_fetch(&store->bytes, bytes, __ATOMIC_RELAXED);
             dl_layout_gather(layout, p, store->tensors, store->base[p]);
         }
     }
@@ -86,14 +84,12 @@ enum dl_rc wk_store_prepare(struct wk_store *store, const struct dl_layout *layo
     return DL_OK;
 }
 
-/* Slots are the network thread's and pushes the trainer's, but both are counted together. */
-static uint8_t *grow(struct memory *memory, uint64_t bytes, uint64_t *counted)
+static uint8_t *grow(struct memory *memory, uint64_t bytes)
 {
     if (memory->size < bytes) {
         free(memory->bytes);
         memory->bytes = dl_alloc_large(bytes); /* Written before it is read: no need for zeros. */
         memory->size = memory->bytes == NULL ? 0 : bytes;
-        __atomic_add_fetch(counted, memory->size, __ATOMIC_RELAXED);
     }
     return memory->bytes;
 }
@@ -104,7 +100,7 @@ uint8_t *wk_store_slot(struct wk_store *store, uint32_t fragment, uint32_t slot,
     if (*content == NULL) {
         *content = dl_alloc_aligned(sizeof **content);
     }
-    return *content == NULL ? NULL : grow(&store->slots[fragment * WK_SLOTS + slot], bytes, &store->bytes);
+    return *content == NULL ? NULL : grow(&store->slots[fragment * WK_SLOTS + slot], bytes);
 }
 
 struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot)
@@ -115,11 +111,6 @@ struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragmen
 const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bool seed)
 {
     return seed ? (const uint8_t *)store->base[fragment] : store->pushes[fragment].bytes;
-}
-
-uint64_t wk_store_bytes(const struct wk_store *store)
-{
-    return __atomic_load_n(&store->bytes, __ATOMIC_RELAXED);
 }
 
 /* --- a fragment, piece by piece ---------------------------------------------------------------------------------- */
@@ -279,7 +270,7 @@ enum dl_rc wk_store_snapshot(struct wk_store *store, const struct wk_step *step,
     struct snapshot snapshot = {
         .codec = step->codec,
         .base = store->base[step->fragment],
-        .out = grow(&store->pushes[step->fragment], bytes, &store->bytes),
+        .out = grow(&store->pushes[step->fragment], bytes),
     };
     if (snapshot.out == NULL) {
         return dl_err_set(err, DL_ENOMEM, "push fragment %u: no memory for %llu bytes", step->fragment,

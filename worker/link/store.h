@@ -46,7 +46,4 @@ void wk_store_adopt(struct wk_store *store, uint32_t fragment, enum dl_codec cod
 /* XOR over fragments of dl_hash64(base values, seed fragment index). */
 uint64_t wk_store_hash(const struct wk_store *store);
 
-/* Bytes allocated, for tests and diagnosis. */
-uint64_t wk_store_bytes(const struct wk_store *store);
-
 #endif
