@@ -51,22 +51,6 @@ static inline void dl_cleanup_file(FILE **file)
 #define DL_LARGE_PAGE_BYTES ((size_t)2 << 20)
 #define DL_LARGE_BYTES ((size_t)16 << 20) /* From here on large pages are asked for. */
 
-/* Memory aligned to 64 bytes (a cache line, an AVX-512 register), from 1 MiB on to pages, so that a disk can take it as it
- * is, from DL_LARGE_BYTES on to large ones; zeroed; free() releases it. NULL when there is none. */
-static inline void *dl_alloc_aligned(size_t bytes)
-{
-    size_t alignment = bytes >= DL_LARGE_BYTES ? DL_LARGE_PAGE_BYTES : bytes >= (size_t)1 << 20 ? 4096 : 64;
-    size_t rounded = (bytes + alignment - 1) & ~(alignment - 1);
-    void *memory = rounded < bytes ? NULL : aligned_alloc(alignment, rounded == 0 ? 64 : rounded);
-    if (memory != NULL) {
-        if (bytes >= DL_LARGE_BYTES) {
-            (void)madvise(memory, rounded, MADV_HUGEPAGE); /* A hint. */
-        }
-        __builtin_memset(memory, 0, rounded == 0 ? 64 : rounded);
-    }
-    return memory;
-}
-
 /* Memory for arrays that are walked from end to end: aligned to 64 bytes, from 2 MiB on to a large page, in large pages where the
  * system lends them (a wish: without them everything works, slower), and not more of them than whole ones. Content undefined;
  * free() releases it. NULL when there is none. */
@@ -80,6 +64,22 @@ static inline void *dl_alloc_large(size_t bytes)
     }
     if (bytes >= DL_LARGE_PAGE_BYTES) {
         (void)madvise(memory, bytes / DL_LARGE_PAGE_BYTES * DL_LARGE_PAGE_BYTES, MADV_HUGEPAGE);
+    }
+    return memory;
+}
+
+/* Memory aligned to 64 bytes (a cache line, an AVX-512 register), from 1 MiB on to pages, so that a disk can take it as it
+ * is, from DL_LARGE_BYTES on to large ones; zeroed; free() releases it. NULL when there is none. */
+static inline void *dl_alloc_aligned(size_t bytes)
+{
+    size_t alignment = bytes >= DL_LARGE_BYTES ? DL_LARGE_PAGE_BYTES : bytes >= (size_t)1 << 20 ? 4096 : 64;
+    size_t rounded = bytes == 0 ? 64 : (bytes + alignment - 1) & ~(alignment - 1);
+    void *memory = NULL;
+    if (rounded >= bytes) {
+        memory = bytes >= DL_LARGE_BYTES ? dl_alloc_large(rounded) : aligned_alloc(alignment, rounded);
+    }
+    if (memory != NULL) {
+        __builtin_memset(memory, 0, rounded);
     }
     return memory;
 }

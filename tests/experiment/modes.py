@@ -6,6 +6,7 @@ BATCH, SEQUENCE, LEARNERS = 8, 128, 4
 # Best inner rates of scans, by the steps of a run: of data-parallel, and of forms whose learners take steps of their own.
 TOGETHER = {400: 0.008, 800: 0.006, 2400: 0.004}
 APART = {400: 0.004, 800: 0.004, 2400: 0.003}
+APART_MEAN = {400: 0.008}
 
 SYNCHRONOUS = {"mode": "synchronous", "quorum": "100%", "warmup": {"steps": 0}, "compression": "none",
                "merge": {"method": "mean"}}
@@ -74,7 +75,7 @@ MODES = {
     "decoupled_cold": Mode("Decoupled, RDA, no interval warm-up", sync=COLD),
     "decoupled_mean_cold": Mode("Decoupled, weighted mean, no interval warm-up", sync=dict(COLD, **MEAN)),
     "decoupled": Mode("Decoupled, RDA, interval warm-up"),
-    "decoupled_mean": Mode("Decoupled, weighted mean, interval warm-up", sync=MEAN, rates={400: 0.008}),
+    "decoupled_mean": Mode("Decoupled, weighted mean, interval warm-up", sync=MEAN, rates=APART_MEAN),
     "decoupled_int8": Mode("Decoupled, int8 pushes", sync={"compression": "int8"}, rate_of="decoupled"),
     "decoupled_int4": Mode("Decoupled, int4 pushes", sync={"compression": "int4"}, rate_of="decoupled"),
     "decoupled_int4_bf16": Mode("Decoupled, int4 pushes, bf16 broadcasts",
@@ -84,10 +85,10 @@ MODES = {
     "decoupled_joined": Mode("Decoupled, 4 more learners for the second half", join_half=4, rate_of="decoupled"),
     "data_parallel_m2": Mode("data-parallel, 2x the batch", learners=2, together=True),
     "decoupled_m2": Mode("Decoupled, RDA, M=2", learners=2, rates={400: 0.006}),
-    "decoupled_mean_m2": Mode("Decoupled, mean, M=2", learners=2, sync=MEAN, rates={400: 0.008}),
+    "decoupled_mean_m2": Mode("Decoupled, mean, M=2", learners=2, sync=MEAN, rates=APART_MEAN),
     "data_parallel_m8": Mode("data-parallel, 8x the batch", learners=8, together=True),
     "decoupled_m8": Mode("Decoupled, RDA, M=8", learners=8),
-    "decoupled_mean_m8": Mode("Decoupled, mean, M=8", learners=8, sync=MEAN, rates={400: 0.008}),
+    "decoupled_mean_m8": Mode("Decoupled, mean, M=8", learners=8, sync=MEAN, rates=APART_MEAN),
     "data_parallel_b32": Mode("data-parallel, batch 4 x 32", batch=32, together=True),
     "decoupled_b32": Mode("Decoupled, RDA, batch 32", batch=32),
     "decoupled_mean_b32": Mode("Decoupled, mean, batch 32", batch=32, sync=MEAN),

@@ -97,6 +97,17 @@ static inline enum dl_rc rig_get(struct rig *rig, struct rig_answer *answer)
     return answer->rc;
 }
 
+/* The same, tried once: what goes wrong is told at once. */
+static inline enum dl_rc rig_get_once(struct rig *rig, struct rig_answer *answer)
+{
+    struct op_reply_to to = rig_to(answer);
+    struct op_request request = {
+        .method = "GET", .path = RIG_POD_PATH, .is_once = true, .done = to.done, .context = to.context};
+    CU_ASSERT_EQUAL(op_client_send(rig->client, &request, NULL, NULL), DL_OK);
+    CU_ASSERT_TRUE(RIG_UNTIL(rig, answer->calls > 0));
+    return answer->rc;
+}
+
 static inline enum dl_rc rig_create(struct rig *rig, struct rig_answer *answer)
 {
     struct op_ref ref = RIG_POD("x");
