@@ -85,13 +85,9 @@ static void frame_update(uint32_t p, uint64_t version)
     framed_updates[p] = malloc(TENSOR_BYTES + (TENSOR_BYTES / PIECE + 2) * 64 + 4096);
     framed_bytes[p] = 0;
     struct dl_wire_message *message = calloc(1, sizeof *message);
-    message->type = DL_WIRE_UPDATE;
-    message->as.update = (struct dl_wire_update){.transfer = version * TENSORS + p,
-                                                 .fragment = p,
-                                                 .version = version,
-                                                 .round = version,
-                                                 .bytes = TENSOR_BYTES,
-                                                 .content_hash = dl_hash64(values, TENSOR_BYTES, 0)};
+    make_update(message, p, DL_CODEC_NONE, values, TENSOR_BYTES);
+    message->as.update.transfer = version * TENSORS + p;
+    message->as.update.version = message->as.update.round = version;
     size_t used = 0;
     if (dl_wire_encode(message, chunk, PIECE, &used, NULL) != DL_OK) {
         abort();
@@ -147,15 +143,11 @@ static void peer_welcome(struct fake_conn *conn, const struct dl_wire_hello *hel
         abort();
     }
     struct dl_wire_message *message = calloc(1, sizeof *message);
-    message->type = DL_WIRE_WELCOME;
-    message->as.welcome = (struct dl_wire_welcome){.shards = 1,
-                                                   .fragments_total = TENSORS,
-                                                   .layout = DL_LAYOUT_TENSOR,
-                                                   .layout_hash = layout->hash,
-                                                   .heartbeat_ms = 5000,
-                                                   .timeout_ms = 60000,
-                                                   .pull_within_steps = DL_UNBOUNDED,
-                                                   .update_within_steps = DL_UNBOUNDED};
+    static const uint64_t versions[TENSORS];
+    make_welcome(message, layout, 0, 1, versions);
+    message->as.welcome.layout = DL_LAYOUT_TENSOR;
+    message->as.welcome.heartbeat_ms = 5000;
+    message->as.welcome.timeout_ms = 60000;
     fake_send(conn, message);
     free(message);
     free(tensors);
@@ -169,13 +161,8 @@ static void peer_welcome(struct fake_conn *conn, const struct dl_wire_hello *hel
 static void peer_pull_all(struct fake_conn *conn, uint64_t round)
 {
     struct dl_wire_message *message = calloc(1, sizeof *message);
-    message->type = DL_WIRE_PULL;
     for (uint32_t p = 0; p < TENSORS; p++) {
-        message->as.pull = (struct dl_wire_pull){.round = round * TENSORS + p,
-                                                 .fragment = p,
-                                                 .version = 1,
-                                                 .pull_within_steps = DL_UNBOUNDED,
-                                                 .update_within_steps = DL_UNBOUNDED};
+        make_pull(message, p, 1, round * TENSORS + p);
         fake_send(conn, message);
     }
     free(message);

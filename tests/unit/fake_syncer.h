@@ -1,186 +1,34 @@
-/* A syncer shard for tests: a server of raw RFC 6455 over blocking sockets, written apart from the library that it
- * tests.
+/* fake_syncer: a syncer shard for tests, scripted.
  *
  * It takes its first state from the first learner (seed pulls), pulls a fragment whenever META says that `interval`
  * steps were trained on it, merges every push by itself (Theta -= delta), and tells everyone. Its fields say how it
- * should misbehave. A thread a connection; everything is under one lock. */
+ * should misbehave. A thread a connection (fake_conn.h); everything is under one lock. */
 #ifndef DL_TESTS_FAKE_SYNCER_H
 #define DL_TESTS_FAKE_SYNCER_H
 
 #include <arpa/inet.h>
 #include <assert.h>
-#include <openssl/evp.h>
-#include <openssl/sha.h>
-#include <openssl/ssl.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/codec.h"
-#include "common/hash.h"
 #include "common/layout.h"
 #include "common/mem.h"
 #include "common/wire.h"
+#include "tests/unit/fake_conn.h"
+#include "tests/unit/wire_make.h"
 
-#define FAKE_CONNS_MAX 512
+/* --- what messages do: called with the lock held, false ends the connection ------------------------------------------ */
 
-struct fake_conn {
-    struct fake_syncer *syncer;
-    pthread_t thread;
-    int fd; /* -1 once closed */
-    SSL *ssl;
-    bool used, welcomed, stop_sent;
-    uint32_t role;
-    uint64_t transfers;
-    /* The push being received. */
-    bool receiving;
-    struct dl_wire_push push;
-    uint8_t *push_bytes;
-    uint64_t push_have;
-    bool asked[DL_SPEC_FRAGMENTS_MAX];
-    struct dl_wire_message message;
-};
-
-struct fake_syncer {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    pthread_t acceptor;
-    int listener;
-    uint16_t port;
-    bool stopping;
-
-    /* Settings; change them under the lock. */
-    const char *token; /* NULL: any. */
-    SSL_CTX *tls;
-    uint32_t shard, shards, fragments;
-    enum dl_layout_kind layout_kind;
-    enum dl_codec compression, broadcast;
-    enum dl_apply_mode apply;
-    float alpha;
-    uint32_t interval;
-    uint32_t pull_within, update_within, wait_ms;
-    uint32_t heartbeat_ms, timeout_ms;
-    uint64_t epoch;
-    uint64_t wrong_layout; /* Added to the layout's hash in WELCOME. */
-    uint16_t refuse;       /* enum dl_refusal; 0: none. */
-    bool turn_away;        /* Closes every connection at once. */
-    bool mute;             /* Half-open: neither reads nor writes, and closes nothing. */
-    bool split;            /* Messages go out in several frames, with pings between them. */
-    bool no_result;
-    bool drop_pushes;  /* Verdict late for everything. */
-    uint32_t lease;    /* Positions in a lease; 0: requests are not answered. */
-    int stop_result;   /* enum dl_stop_result: every connection says STOP after its next frame; -1: none. */
-    uint32_t push_cut; /* Closes the connection after so many push chunks; 0: never. */
-
-    /* State. */
-    struct dl_layout *layout;
-    float *theta[DL_SPEC_FRAGMENTS_MAX];
-    uint64_t version[DL_SPEC_FRAGMENTS_MAX], round[DL_SPEC_FRAGMENTS_MAX];
-    uint64_t next_round;
-    struct fake_conn conns[FAKE_CONNS_MAX];
-    uint32_t conn_count;
-
-    /* Counted. */
-    uint64_t hellos, metas, pushes_merged, nones, heartbeats, goodbyes, evaluations, cut, pongs, steps_merged,
-        unauthorized;
-    struct dl_wire_hello last_hello;
-    struct dl_wire_meta last_meta;
-    struct dl_wire_evaluation last_evaluation;
-    uint64_t base_merged_twice; /* Must stay 0. */
-    uint64_t leases;
-    struct dl_wire_lease_request last_request;
-    struct dl_wire_push last_push;
-    uint64_t bytes_in, bytes_out;
-};
-
-/* --- bytes
- * ------------------------------------------------------------------------------------------------------------ */
-
-static inline bool fake_read(struct fake_conn *conn, void *out, size_t size)
-{
-    uint8_t *at = out;
-    while (size > 0) {
-        ssize_t got = conn->ssl != NULL ? SSL_read(conn->ssl, at, (int)DL_MIN(size, (size_t)1 << 20))
-                                        : recv(conn->fd, at, size, 0);
-        if (got <= 0) {
-            return false;
-        }
-        at += got;
-        size -= (size_t)got;
-        __atomic_add_fetch(&conn->syncer->bytes_in, (uint64_t)got, __ATOMIC_RELAXED);
-    }
-    return true;
-}
-
-static inline bool fake_write(struct fake_conn *conn, const void *bytes, size_t size)
-{
-    const uint8_t *at = bytes;
-    while (size > 0) {
-        ssize_t sent = conn->ssl != NULL ? SSL_write(conn->ssl, at, (int)DL_MIN(size, (size_t)1 << 20))
-                                         : send(conn->fd, at, size, MSG_NOSIGNAL);
-        if (sent <= 0) {
-            return false;
-        }
-        at += sent;
-        size -= (size_t)sent;
-        __atomic_add_fetch(&conn->syncer->bytes_out, (uint64_t)sent, __ATOMIC_RELAXED);
-    }
-    return true;
-}
-
-static inline bool fake_frame(struct fake_conn *conn, unsigned first, const uint8_t *payload, size_t size)
-{
-    uint8_t head[10] = {(uint8_t)first};
-    size_t length = 2;
-    if (size < 126) {
-        head[1] = (uint8_t)size;
-    } else if (size < 65536) {
-        head[1] = 126;
-        head[2] = (uint8_t)(size >> 8);
-        head[3] = (uint8_t)size;
-        length = 4;
-    } else {
-        head[1] = 127;
-        for (int i = 0; i < 8; i++) {
-            head[2 + i] = (uint8_t)((uint64_t)size >> (56 - 8 * i));
-        }
-        length = 10;
-    }
-    return fake_write(conn, head, length) && fake_write(conn, payload, size);
-}
-
-/* One message: in one frame, or cut at odd places with a ping in between. */
-static inline bool fake_message_out(struct fake_conn *conn, const uint8_t *bytes, size_t size)
-{
-    if (!conn->syncer->split) {
-        return fake_frame(conn, 0x82, bytes, size);
-    }
-    size_t piece = size / 3 + 1, done = 0;
-    while (done < size) {
-        size_t now = DL_MIN(piece, size - done);
-        unsigned first = (done == 0 ? 0x02u : 0x00u) | (done + now == size ? 0x80u : 0u);
-        if (!fake_frame(conn, first, bytes + done, now) || !fake_frame(conn, 0x89, (const uint8_t *)"ping", 4)) {
-            return false;
-        }
-        done += now;
-    }
-    return true;
-}
-
-static inline bool fake_send(struct fake_conn *conn, const struct dl_wire_message *message)
-{
-    static __thread uint8_t bytes[DL_WIRE_HEADER_BYTES + DL_WIRE_CONTROL_PAYLOAD_MAX];
-    size_t used = 0;
-    struct dl_err err;
-    enum dl_rc rc = dl_wire_encode(message, bytes, sizeof bytes, &used, &err);
-    assert(rc == DL_OK);
-    return fake_message_out(conn, bytes, used);
-}
+#define FAKE_FOR_SHARD(syncer, p)                                                                                      \
+    for (uint32_t p = (syncer)->shard; p < (syncer)->layout->fragment_count; p += (syncer)->shards)
 
 static inline bool fake_send_update(struct fake_conn *conn, uint32_t p)
 {
@@ -190,18 +38,12 @@ static inline bool fake_send_update(struct fake_conn *conn, uint32_t p)
     DL_AUTO_FREE uint8_t *encoded = malloc(bytes);
     DL_AUTO_FREE uint8_t *chunk = malloc(64 + DL_WIRE_CHUNK_DATA_MAX);
     dl_codec_encode(syncer->broadcast, syncer->theta[p], padded / DL_BLOCK, encoded);
-    struct dl_wire_message message = {.type = DL_WIRE_UPDATE};
-    message.as.update = (struct dl_wire_update){
-        .transfer = ++conn->transfers,
-        .fragment = p,
-        .version = syncer->version[p],
-        .round = syncer->round[p],
-        .codec = (uint8_t)syncer->broadcast,
-        .bytes = bytes,
-        .content_hash = dl_hash64(encoded, bytes, 0),
-        .participants = 1,
-    };
-    bool ok = fake_send(conn, &message);
+    struct dl_wire_message *message = &conn->out;
+    make_update(message, p, syncer->broadcast, encoded, bytes);
+    message->as.update.transfer = ++conn->transfers;
+    message->as.update.version = syncer->version[p];
+    message->as.update.round = syncer->round[p];
+    bool ok = fake_send(conn, message);
     for (uint64_t offset = 0; ok && offset < bytes;) {
         uint32_t now = (uint32_t)DL_MIN((uint64_t)dl_wire_chunk_data_bytes(syncer->broadcast), bytes - offset);
         dl_wire_chunk_head(conn->transfers, offset, encoded + offset, now, chunk);
@@ -211,13 +53,6 @@ static inline bool fake_send_update(struct fake_conn *conn, uint32_t p)
     }
     return ok;
 }
-
-/* --- what messages do
- * ------------------------------------------------------------------------------------------------- Called with the
- * lock held; false ends the connection. */
-
-#define FAKE_FOR_SHARD(syncer, p)                                                                                      \
-    for (uint32_t p = (syncer)->shard; p < (syncer)->layout->fragment_count; p += (syncer)->shards)
 
 static inline void fake_broadcast(struct fake_syncer *syncer, uint32_t p)
 {
@@ -232,26 +67,20 @@ static inline void fake_broadcast(struct fake_syncer *syncer, uint32_t p)
 static inline bool fake_pull(struct fake_conn *conn, uint32_t p, uint32_t flags)
 {
     struct fake_syncer *syncer = conn->syncer;
-    struct dl_wire_message message = {.type = DL_WIRE_PULL};
-    message.as.pull = (struct dl_wire_pull){
-        .round = ++syncer->next_round,
-        .fragment = p,
-        .version = syncer->version[p],
-        .flags = flags,
-        .pull_within_steps = syncer->pull_within,
-        .update_within_steps = syncer->update_within,
-        .wait_ms = syncer->wait_ms,
-    };
+    struct dl_wire_pull *pull = &conn->out.as.pull;
+    make_pull(&conn->out, p, syncer->version[p], ++syncer->next_round);
+    pull->flags = flags;
+    pull->pull_within_steps = syncer->pull_within;
+    pull->update_within_steps = syncer->update_within;
+    pull->wait_ms = syncer->wait_ms;
     conn->asked[p] = true;
-    return fake_send(conn, &message);
+    return fake_send(conn, &conn->out);
 }
 
 static inline bool fake_refuse(struct fake_conn *conn, uint16_t code, const char *text)
 {
-    struct dl_wire_message message = {.type = DL_WIRE_REFUSE};
-    message.as.refuse.code = code;
-    snprintf(message.as.refuse.text, sizeof message.as.refuse.text, "%s", text);
-    (void)fake_send(conn, &message);
+    make_refuse(&conn->out, code, text);
+    (void)fake_send(conn, &conn->out);
     return false;
 }
 
@@ -277,42 +106,28 @@ static inline bool fake_on_hello(struct fake_conn *conn, const struct dl_wire_he
             syncer->theta[p] = dl_alloc_aligned(syncer->layout->fragments[p].padded_elements * sizeof(float));
         }
     }
-    struct dl_wire_message *message = &conn->message;
-    memset(message, 0, sizeof *message);
     conn->role = hello->role;
-    message->type = DL_WIRE_WELCOME;
-    struct dl_wire_welcome *welcome = &message->as.welcome;
-    *welcome = (struct dl_wire_welcome){
-        .learner = hello->learner < 0 ? 3 : (uint32_t)hello->learner,
-        .admission = syncer->hellos,
-        .epoch = syncer->epoch,
-        .shard = syncer->shard,
-        .shards = syncer->shards,
-        .fragments_total = syncer->fragments,
-        .layout = (uint8_t)syncer->layout_kind,
-        .layout_hash = syncer->layout->hash + syncer->wrong_layout,
-        .compression = (uint8_t)syncer->compression,
-        .broadcast_compression = (uint8_t)syncer->broadcast,
-        .apply = (uint8_t)syncer->apply,
-        .apply_alpha = syncer->alpha,
-        .heartbeat_ms = syncer->heartbeat_ms,
-        .timeout_ms = syncer->timeout_ms,
-        .step = 17,
-        .tokens = 1000,
-        .token_budget = 5000,
-        .learners = 2,
-        .pull_within_steps = DL_UNBOUNDED,
-        .update_within_steps = DL_UNBOUNDED,
-    };
+    struct dl_wire_welcome *welcome = &conn->out.as.welcome;
+    make_welcome(&conn->out, syncer->layout, syncer->shard, syncer->shards, syncer->version);
+    welcome->learner = hello->learner < 0 ? welcome->learner : (uint32_t)hello->learner;
+    welcome->admission = syncer->hellos;
+    welcome->epoch = syncer->epoch;
+    welcome->layout = (uint8_t)syncer->layout_kind;
+    welcome->layout_hash += syncer->wrong_layout;
+    welcome->compression = (uint8_t)syncer->compression;
+    welcome->broadcast_compression = (uint8_t)syncer->broadcast;
+    welcome->apply = (uint8_t)syncer->apply;
+    welcome->apply_alpha = syncer->alpha;
+    welcome->heartbeat_ms = syncer->heartbeat_ms;
+    welcome->timeout_ms = syncer->timeout_ms;
+    welcome->step = 17;
+    welcome->tokens = 1000;
+    welcome->token_budget = 5000;
+    welcome->learners = 2;
     struct dl_wire_fragment held[DL_SPEC_FRAGMENTS_MAX];
     uint32_t held_count = syncer->last_hello.fragment_count;
     memcpy(held, syncer->last_hello.fragments, sizeof held);
-    FAKE_FOR_SHARD(syncer, p)
-    {
-        welcome->fragments[welcome->fragment_count++] =
-            (struct dl_wire_fragment){.fragment = p, .version = syncer->version[p]};
-    }
-    bool ok = fake_send(conn, message);
+    bool ok = fake_send(conn, &conn->out);
     conn->welcomed = true;
     FAKE_FOR_SHARD(syncer, p)
     {
@@ -352,9 +167,8 @@ static inline bool fake_result(struct fake_conn *conn, enum dl_verdict verdict)
     if (syncer->no_result) {
         return true;
     }
-    struct dl_wire_message message = {.type = DL_WIRE_RESULT};
-    message.as.result = (struct dl_wire_result){conn->push.round, conn->push.fragment, (uint8_t)verdict};
-    return fake_send(conn, &message);
+    make_result(&conn->out, conn->push.fragment, conn->push.round, verdict);
+    return fake_send(conn, &conn->out);
 }
 
 static inline bool fake_on_push(struct fake_conn *conn, const struct dl_wire_push *push)
@@ -445,16 +259,14 @@ static inline bool fake_on_message(struct fake_conn *conn, const uint8_t *bytes,
         conn->asked[message->as.push_none.fragment] = false;
     } else if (ok && header.type == DL_WIRE_HEARTBEAT) {
         syncer->heartbeats++;
-        struct dl_wire_message answer = {.type = DL_WIRE_HEARTBEAT};
-        answer.as.heartbeat = (struct dl_wire_heartbeat){.sequence = syncer->heartbeats, .step = 40, .tokens = 2000};
-        ok = fake_send(conn, &answer);
+        make_heartbeat(&conn->out, syncer->heartbeats, 40, 2000);
+        ok = fake_send(conn, &conn->out);
     } else if (ok && header.type == DL_WIRE_LEASE_REQUEST) {
         syncer->last_request = message->as.lease_request;
-        struct dl_wire_message answer = {.type = DL_WIRE_LEASE};
         if (message->as.lease_request.want > 0 && syncer->lease > 0) {
-            answer.as.lease = (struct dl_wire_lease){
-                .lease = ++syncer->leases, .first = 1000 * syncer->leases, .count = syncer->lease};
-            ok = fake_send(conn, &answer);
+            syncer->leases++;
+            make_lease(&conn->out, syncer->leases, 1000 * syncer->leases, syncer->lease);
+            ok = fake_send(conn, &conn->out);
         }
     } else if (ok && header.type == DL_WIRE_GOODBYE) {
         syncer->goodbyes++;
@@ -467,44 +279,7 @@ static inline bool fake_on_message(struct fake_conn *conn, const uint8_t *bytes,
     return ok;
 }
 
-/* --- connections
- * ------------------------------------------------------------------------------------------------------ */
-
-static inline bool fake_upgrade(struct fake_conn *conn)
-{
-    struct fake_syncer *syncer = conn->syncer;
-    char head[4096] = {0};
-    for (size_t have = 0; strstr(head, "\r\n\r\n") == NULL; have++) {
-        if (have == sizeof head - 1 || !fake_read(conn, head + have, 1)) {
-            return false;
-        }
-    }
-    char wanted[300];
-    snprintf(wanted, sizeof wanted, "Authorization: Bearer %s\r\n", syncer->token == NULL ? "" : syncer->token);
-    if (syncer->token != NULL && strstr(head, wanted) == NULL) {
-        static const char answer[] = "HTTP/1.1 401 Unauthorized\r\nContent-Length: 13\r\n\r\nwrong token.\n";
-        pthread_mutex_lock(&syncer->lock);
-        syncer->unauthorized++;
-        pthread_mutex_unlock(&syncer->lock);
-        (void)fake_write(conn, answer, sizeof answer - 1);
-        return false;
-    }
-    const char *key = strstr(head, "Sec-WebSocket-Key: ");
-    if (strncmp(head, "GET /v1/connect HTTP/1.1\r\n", 26) != 0 || key == NULL ||
-        strstr(head, "Sec-WebSocket-Protocol: diloco.v1\r\n") == NULL) {
-        return false;
-    }
-    char joined[128], accept[32], answer[512];
-    snprintf(joined, sizeof joined, "%.24s258EAFA5-E914-47DA-95CA-C5AB0DC85B11", key + 19);
-    uint8_t digest[SHA_DIGEST_LENGTH];
-    SHA1((const uint8_t *)joined, strlen(joined), digest);
-    EVP_EncodeBlock((uint8_t *)accept, digest, sizeof digest);
-    int length = snprintf(answer, sizeof answer,
-                          "HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
-                          "Sec-WebSocket-Accept: %s\r\nSec-WebSocket-Protocol: diloco.v1\r\n\r\n",
-                          accept);
-    return fake_write(conn, answer, (size_t)length);
-}
+/* --- connections ---------------------------------------------------------------------------------------------------- */
 
 static inline bool fake_wait_while_mute(struct fake_syncer *syncer)
 {
@@ -520,37 +295,18 @@ static inline bool fake_say_stop(struct fake_conn *conn)
         return true;
     }
     conn->stop_sent = true;
-    struct dl_wire_message message = {.type = DL_WIRE_STOP};
-    message.as.stop.result = (uint8_t)conn->syncer->stop_result;
-    snprintf(message.as.stop.text, sizeof message.as.stop.text, "scripted stop");
-    return fake_send(conn, &message);
+    make_stop(&conn->out, (enum dl_stop_result)conn->syncer->stop_result, "scripted stop");
+    return fake_send(conn, &conn->out);
 }
 
-/* Reads one frame, which must be masked; false ends the connection. */
-static inline bool fake_read_frame(struct fake_conn *conn, uint8_t *payload, size_t capacity)
+/* Reads one frame and does what it asks for; false ends the connection. */
+static inline bool fake_serve_frame(struct fake_conn *conn, uint8_t *payload, size_t capacity)
 {
     struct fake_syncer *syncer = conn->syncer;
-    uint8_t head[14];
-    if (!fake_read(conn, head, 2) || (head[1] & 0x80) == 0) {
+    uint8_t first;
+    size_t size;
+    if (!fake_frame_in(conn, payload, capacity, &first, &size)) {
         return false;
-    }
-    uint64_t size = head[1] & 0x7f;
-    if (size >= 126) {
-        size_t width = size == 126 ? 2 : 8;
-        if (!fake_read(conn, head + 2, width)) {
-            return false;
-        }
-        size = 0;
-        for (size_t i = 0; i < width; i++) {
-            size = size << 8 | head[2 + i];
-        }
-    }
-    uint8_t key[4];
-    if (size > capacity || !fake_read(conn, key, 4) || !fake_read(conn, payload, size)) {
-        return false;
-    }
-    for (uint64_t i = 0; i < size; i++) {
-        payload[i] ^= key[i & 3];
     }
     pthread_mutex_lock(&syncer->lock);
     bool ok = fake_wait_while_mute(syncer);
@@ -558,11 +314,11 @@ static inline bool fake_read_frame(struct fake_conn *conn, uint8_t *payload, siz
         pthread_mutex_unlock(&syncer->lock);
         return false;
     }
-    if (head[0] == 0x82) {
+    if (first == 0x82) {
         ok = ok && fake_on_message(conn, payload, size);
-    } else if (head[0] == 0x8a) {
+    } else if (first == 0x8a) {
         syncer->pongs++;
-    } else if (head[0] == 0x88 || head[0] != 0x89) {
+    } else if (first == 0x88 || first != 0x89) {
         ok = false;
     }
     ok = ok && fake_say_stop(conn);
@@ -583,7 +339,7 @@ static inline void *fake_conn_main(void *argument)
         ok = SSL_set_fd(conn->ssl, conn->fd) == 1 && SSL_accept(conn->ssl) == 1;
     }
     ok = ok && fake_upgrade(conn);
-    while (ok && fake_read_frame(conn, payload, capacity)) {
+    while (ok && fake_serve_frame(conn, payload, capacity)) {
     }
     pthread_mutex_lock(&syncer->lock);
     SSL_free(conn->ssl);
@@ -624,8 +380,7 @@ static inline void *fake_accept_main(void *argument)
     }
 }
 
-/* --- for tests
- * -------------------------------------------------------------------------------------------------------- */
+/* --- for tests ------------------------------------------------------------------------------------------------------ */
 
 static inline void fake_listen(struct fake_syncer *syncer)
 {
@@ -698,6 +453,28 @@ static inline void fake_stop(struct fake_syncer *syncer, enum dl_stop_result res
     pthread_mutex_lock(&syncer->lock);
     syncer->stop_result = (int)result;
     pthread_mutex_unlock(&syncer->lock);
+}
+
+/* Waits for something to happen at the syncer, a millisecond at most: a trainer's step takes its time, too. */
+static inline void fake_breathe(struct fake_syncer *syncer)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += DL_NS_PER_MS;
+    until.tv_sec += until.tv_nsec / DL_NS_PER_SECOND;
+    until.tv_nsec %= DL_NS_PER_SECOND;
+    pthread_mutex_lock(&syncer->lock);
+    pthread_cond_timedwait(&syncer->changed, &syncer->lock, &until);
+    pthread_mutex_unlock(&syncer->lock);
+}
+
+/* Reads one of the syncer's counters. */
+static inline uint64_t fake_peek(struct fake_syncer *syncer, const uint64_t *counter)
+{
+    pthread_mutex_lock(&syncer->lock);
+    uint64_t value = *counter;
+    pthread_mutex_unlock(&syncer->lock);
+    return value;
 }
 
 static inline void fake_free(struct fake_syncer *syncer)

@@ -17,6 +17,7 @@
 #include "common/hash.h"
 #include "common/mem.h"
 #include "tests/unit/unit.h"
+#include "tests/unit/wire_make.h"
 #include "worker/link/fetch.h"
 #include "worker/link/serve.h"
 
@@ -411,15 +412,10 @@ static inline void rig_send_update(struct rig_joiner *joiner, uint32_t p)
     uint8_t *bytes = NULL;
     uint64_t size = rig_encode(joiner->layout, joiner->truth.tensors, joiner->codec, p, &bytes);
     static struct dl_wire_message message;
-    message.type = DL_WIRE_UPDATE;
-    message.as.update = (struct dl_wire_update){.transfer = ++joiner->transfers,
-                                                .fragment = p,
-                                                .version = joiner->current[p].version,
-                                                .round = joiner->current[p].round,
-                                                .codec = (uint8_t)joiner->codec,
-                                                .bytes = size,
-                                                .content_hash = dl_hash64(bytes, size, 0),
-                                                .participants = 1};
+    make_update(&message, p, joiner->codec, bytes, size);
+    message.as.update.transfer = ++joiner->transfers;
+    message.as.update.version = joiner->current[p].version;
+    message.as.update.round = joiner->current[p].round;
     rig_tell(joiner, &message);
     struct wk_spot spot;
     uint64_t hash = 0;
@@ -449,7 +445,7 @@ static inline void rig_answer(struct rig_joiner *joiner, const struct dl_wire_me
     uint32_t p = said->as.held.fragment;
     const struct wk_offer *mine = &joiner->current[p];
     bool same = said->as.held.version == mine->version && said->as.held.content_hash == mine->content_hash;
-    message.type = DL_WIRE_HELD;
+    make_message(&message, DL_WIRE_HELD);
     message.as.held = (struct dl_wire_held){p, mine->version, mine->content_hash};
     rig_tell(joiner, &message);
     if (!same) {
@@ -470,26 +466,16 @@ static inline void rig_join(struct rig_joiner *joiner, struct rig_peer *const *p
     wk_link_next_act(link, dl_now_ns(), 0, &act);
     CU_ASSERT_EQUAL_FATAL(act.type, WK_ACT_SEND);
     CU_ASSERT_EQUAL(act.message->as.hello.recover, 1);
-    memset(&message, 0, sizeof message);
-    message.type = DL_WIRE_WELCOME;
-    message.as.welcome = (struct dl_wire_welcome){.learner = 3,
-                                                  .admission = 1,
-                                                  .shards = 1,
-                                                  .fragments_total = RIG_FRAGMENTS,
-                                                  .layout_hash = joiner->layout->hash,
-                                                  .broadcast_compression = (uint8_t)joiner->codec,
-                                                  .heartbeat_ms = 60000,
-                                                  .timeout_ms = 120000,
-                                                  .pull_within_steps = DL_UNBOUNDED,
-                                                  .update_within_steps = DL_UNBOUNDED,
-                                                  .fragment_count = RIG_FRAGMENTS};
+    uint64_t versions[RIG_FRAGMENTS];
     for (uint32_t p = 0; p < RIG_FRAGMENTS; p++) {
-        message.as.welcome.fragments[p] =
-            (struct dl_wire_fragment){.fragment = p, .version = joiner->current[p].version};
+        versions[p] = joiner->current[p].version;
     }
+    make_welcome(&message, joiner->layout, 0, 1, versions);
+    message.as.welcome.broadcast_compression = (uint8_t)joiner->codec;
+    message.as.welcome.heartbeat_ms = 60000;
+    message.as.welcome.timeout_ms = 120000;
     rig_tell(joiner, &message);
-    memset(&message, 0, sizeof message);
-    message.type = DL_WIRE_PEERS;
+    make_message(&message, DL_WIRE_PEERS);
     message.as.peers.count = (uint8_t)count;
     for (uint32_t i = 0; i < count; i++) {
         struct dl_wire_peer *peer = &message.as.peers.peers[i];

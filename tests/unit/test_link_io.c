@@ -87,23 +87,10 @@ int connect(int fd, const struct sockaddr *address, socklen_t size)
     return (int)syscall(SYS_connect, fd, address, size);
 }
 
-/* --- training
- * --------------------------------------------------------------------------------------------------------- */
+/* --- training ------------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 60, COLUMNS = 700, ELEMENTS = ROWS * COLUMNS };
 static float values[ELEMENTS];
-
-static void breathe(struct fake_syncer *syncer)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += DL_NS_PER_MS;
-    until.tv_sec += until.tv_nsec / DL_NS_PER_SECOND;
-    until.tv_nsec %= DL_NS_PER_SECOND;
-    pthread_mutex_lock(&syncer->lock);
-    pthread_cond_timedwait(&syncer->changed, &syncer->lock, &until);
-    pthread_mutex_unlock(&syncer->lock);
-}
 
 /* Trains until `pushes` were merged; then Theta is the first state plus the steps merged, or something was lost or
  * doubled. */
@@ -131,10 +118,8 @@ static void run(uint64_t pushes)
             values[i] += 1.0f;
         }
         CU_ASSERT_EQUAL_FATAL(diloco_step(d, 1, 0, NULL, &error), DILOCO_CONTINUE);
-        breathe(syncer);
-        pthread_mutex_lock(&syncer->lock);
-        merged = syncer->pushes_merged;
-        pthread_mutex_unlock(&syncer->lock);
+        fake_breathe(syncer);
+        merged = fake_peek(syncer, &syncer->pushes_merged);
     }
     diloco_close(d);
     pthread_mutex_lock(&syncer->lock);
