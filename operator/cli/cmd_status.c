@@ -36,16 +36,24 @@ static enum dl_rc source_open(const char *wanted, struct source *out, struct dl_
     return out->is_url ? DL_OK : op_rundir_open(wanted, &out->dir, err);
 }
 
-/* The JSON text: from the run itself, or what it left. */
-static enum dl_rc read_run(const struct source *source, char **text, struct dl_err *err)
+/* From the run itself, or what it left; what a run left in the midst of its work is not what it does now. */
+static enum dl_rc view_from_run(const struct source *source, struct op_view *view, struct dl_err *err)
 {
-    if (op_control_ask(&source->dir, "status", text, err) == DL_OK && (*text)[0] == '{') {
-        return DL_OK;
+    DL_AUTO_FREE char *text = NULL;
+    enum dl_rc asked = op_control_ask(&source->dir, "status", &text, err);
+    if (asked == DL_OK && text[0] == '{') {
+        return op_view_from_json(view, text, strlen(text), err);
     }
     char path[OP_PATH_MAX];
     size_t size = 0;
+    free(dl_take(text));
     op_rundir_path(&source->dir, "status.json", path);
-    return op_file_read(path, STATUS_BYTES_MAX, text, &size, err);
+    enum dl_rc rc = op_file_read(path, STATUS_BYTES_MAX, &text, &size, err);
+    rc = rc == DL_OK ? op_view_from_json(view, text, size, err) : rc;
+    if (rc == DL_OK && asked == DL_ENOTFOUND && !view->is_over) {
+        op_view_interrupt(view);
+    }
+    return rc;
 }
 
 static enum dl_rc view_from_poller(struct op_poller *poller, uint32_t count, struct op_view *view, struct dl_err *err)
@@ -118,9 +126,7 @@ static enum dl_rc source_read(const struct source *source, struct op_view *view,
     if (source->is_url) {
         return view_from_url(source->url, source->ca, view, err);
     }
-    DL_AUTO_FREE char *text = NULL;
-    enum dl_rc rc = read_run(source, &text, err);
-    return rc == DL_OK ? op_view_from_json(view, text, strlen(text), err) : rc;
+    return view_from_run(source, view, err);
 }
 
 /* --- status --- */

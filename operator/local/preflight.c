@@ -157,6 +157,11 @@ static enum dl_rc check_memory(const struct dl_spec *spec, struct dl_err *err)
 
 static enum dl_rc check_data(const struct dl_spec *spec, struct dl_err *err)
 {
+    if (spec->training.data.path_count == 0) {
+        return dl_err_set(err, DL_EINVAL,
+                          "training.data.paths is empty: name the files with the text or tokens (a trainer of your own "
+                          "needs none, but runs in a cluster, or joins a syncer that you start: docs/operations.md)");
+    }
     for (uint32_t i = 0; i < spec->training.data.path_count; i++) {
         const char *path = spec->training.data.paths[i];
         struct stat info;

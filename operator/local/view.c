@@ -51,6 +51,22 @@ bool op_view_add_point(struct op_view *view, const struct op_validation *validat
     return true;
 }
 
+void op_view_interrupt(struct op_view *view)
+{
+    snprintf(view->phase, sizeof view->phase, "Interrupted");
+    snprintf(
+        view->message, sizeof view->message,
+        "the supervisor was killed or the machine went down; `diloco run --resume RUN` goes on from the last commits");
+    view->is_over = true;
+    view->tokens_per_second = 0;
+    view->status.connected = view->status.quorum_have = 0;
+    for (uint32_t i = 0; i < view->learner_count; i++) {
+        view->learners[i].tokens_per_second = 0;
+        view->learners[i].pid = 0;
+        snprintf(view->learners[i].state, sizeof view->learners[i].state, "gone");
+    }
+}
+
 /* --- writing --- */
 
 static void put_run_learners(const struct op_view *view, struct op_json_out *out)

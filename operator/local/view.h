@@ -23,7 +23,7 @@ struct op_view_learner {
     uint64_t incarnation;
     uint32_t restarts;
     int32_t pid;    /* 0: no process. */
-    char state[16]; /* starting, training, joining, cut off, stopping, waiting, given up */
+    char state[16]; /* starting, training, joining, cut off, stopping, waiting, given up, gone */
     uint64_t step, tokens, behind, merged;
     double tokens_per_second, loss;
 };
@@ -55,6 +55,9 @@ void op_view_free(struct op_view *view); /* NULL is fine. */
 
 /* Adds a validation loss unless it is the last one again. True when it is new. */
 bool op_view_add_point(struct op_view *view, const struct op_validation *validation, double seconds);
+
+/* What was read is the last that a supervisor wrote which is gone: nothing of the run works any more. */
+void op_view_interrupt(struct op_view *view);
 
 /* As JSON text; the caller frees. NULL: no memory. */
 char *op_view_to_json(const struct op_view *view);

@@ -2,7 +2,11 @@
  *
  * A round that is under way becomes the fragment's last; an idle fragment gets one more as soon as its quorum has
  * something to give. At three quarters of finishSeconds what is not there is given up, at finishSeconds it ends
- * whatever is missing. */
+ * whatever is missing.
+ *
+ * A syncer may be started with its budget reached: it was lost between the last merge and the export of the weights, or the run
+ * is resumed as it is or with a smaller budget. Then it waits, within the same bound, for the evaluator, which gets the state
+ * before its STOP and exports it. */
 #include <stdio.h>
 
 #include "common/mem.h"
@@ -44,6 +48,7 @@ void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const cha
         sy_seed_left(core, core->seeder);
     }
     core->finishing = true;
+    core->awaits_evaluator = result == DL_STOP_SUCCEEDED && !core->was_joined && sy_is_seeded(core);
     core->stop_result = result;
     snprintf(core->stop_text, sizeof core->stop_text, "%s", text == NULL ? "" : text);
     if (result == DL_STOP_FAILED) {
@@ -80,7 +85,8 @@ void sy_finish_run(struct sy_core *core)
         }
         done = done && round->final_done;
     }
-    if (done || hard) {
+    bool is_awaited = core->awaits_evaluator && core->evaluators == 0;
+    if ((done && !is_awaited) || hard) {
         end(core);
     }
 }

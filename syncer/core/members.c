@@ -378,6 +378,7 @@ static void admit(struct sy_core *core, uint32_t m, const struct dl_wire_hello *
     member->heard_ns = member->meta_ns = member->rate_ns = core->now_ns;
     member->rate_tokens = DL_MAX(hello->tokens, member->tokens);
     core->joins++;
+    core->was_joined = true;
     if (member->role == DL_ROLE_LEARNER) {
         core->connected++;
         sy_lease_admit(core, m);

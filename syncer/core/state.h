@@ -178,7 +178,8 @@ struct sy_core {
 
     enum sy_phase phase;
     bool finishing;
-    bool draining; /* Nothing new begins; see drain.c. */
+    bool was_joined, awaits_evaluator; /* In the life of this process; see finish.c. */
+    bool draining;                     /* Nothing new begins; see drain.c. */
     enum dl_stop_result stop_result;
     char stop_text[DL_WIRE_TEXT_MAX];
     int64_t finish_soft_ns, finish_hard_ns;

@@ -2,6 +2,7 @@
 """`diloco run --resume`: a run that was killed, or stopped, goes on where it was; what may change, and what may not."""
 import json
 import pathlib
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -47,6 +48,11 @@ def test_killed_runs_go_on_twice(build):
             run.process.kill()  # The children go with it.
             run.process.wait(10)
             wait(lambda: not run.pids(), 10, "the end of all processes")
+            told = run.ask("status", "run")
+            check("Interrupted" in told and "--resume" in told, f"status of a run that was cut off: {told}")
+            view = json.loads(run.ask("status", "run", "--json"))["run"]
+            check(view["over"] and view["phase"] == "Interrupted", f"{view}")
+            check("Interrupted" in run.ask("top", "run"), "top waits for a run that is no more")
             before = [committed(run, s) for s in (0, 1)]
             token = (run.dir / "token").read_text()
             with tape(run) as db:
@@ -98,5 +104,24 @@ def test_what_may_change(build):
         check(json.loads((run.dir / "job.json").read_text())["spec"]["learners"]["replicas"] == 3, "job.json is the old one")
 
 
+def test_budget_that_is_reached_already(build):
+    """Q8: a run that is over, resumed as it is and with a smaller budget: over again within seconds, with the weights, and it says why."""
+    job = manifest(TEXT, training={"tokenBudget": 40000}, learners={"replicas": 2, "max": 2})
+    with Run(build, job) as run:
+        run.exit(90)
+        rounds = run.report()["status"]["round"]
+        job["spec"]["training"]["tokenBudget"] = 20000
+        (run.folder / "less.json").write_text(json.dumps(job))
+        for life, manifest_name in ((2, ()), (3, ("less.json",))):
+            shutil.rmtree(run.dir / "final")
+            before = len(run.events())
+            resume(run, *manifest_name)
+            run.exit(20)
+            check(run.report()["phase"] == "Succeeded" and run.report()["status"]["round"] == rounds, f"{run.report()}")
+            check((run.dir / "final" / "model.safetensors").stat().st_size > 0, f"life {life}: no weights")
+            texts = [e["text"] for e in run.events()[before:]]
+            check(any("token budget reached" in text for text in texts), f"life {life}: {texts}")
+
+
 if __name__ == "__main__":
-    main([test_killed_runs_go_on_twice, test_what_may_change])
+    main([test_killed_runs_go_on_twice, test_what_may_change, test_budget_that_is_reached_already])

@@ -331,6 +331,7 @@ def test_bad_inputs_are_refused_before_anything_starts(build):
         ("malformed YAML", manifest(TEXT), [], None, malformed, "job.json"),
         ("quorum above max", manifest(TEXT, sync={"quorum": 5}, learners={"max": 4}), [], None, None, "quorum"),
         ("missing data", manifest("nowhere.txt"), [], None, None, "nowhere.txt"),
+        ("no data", manifest(TEXT, training={"data": {"paths": []}}), [], None, None, "training.data.paths is empty"),
         ("empty data", manifest("/dev/null"), [], None, None, "/dev/null"),
         ("too large a model", manifest(TEXT, training={"model": {"width": 65536, "layers": 512, "heads": 64}}), [], None, None,
          "memory"),

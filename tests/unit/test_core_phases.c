@@ -425,6 +425,44 @@ static void test_the_end_is_bounded(void)
     rig_free(rig);
 }
 
+/* J5, Q8: started with its budget reached, it lets the evaluator have the state before it says STOP; for finishSeconds at most. */
+static void test_budget_reached_before_the_start(void)
+{
+    for (uint32_t comes = 0; comes < 2; comes++) {
+        struct rig *rig = rig_spec();
+        rig->spec->training.round_budget = 4;
+        rig->spec->sync.finish_seconds = 8;
+        rig_start(rig);
+        for (uint32_t p = 0; p < 4; p++) {
+            sy_core_restore_fragment(rig->core, p, 5, 5);
+        }
+        sy_core_restore_totals(rig->core, &(struct sy_core_totals){.rounds_merged = 5});
+        rig_tick(rig, 0);
+        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
+        int64_t begin_ns = rig->now_ns;
+        rig_join(rig, 0);
+        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
+        CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 0); /* There is nothing left to train for. */
+        if (comes != 0) {
+            struct dl_wire_hello hello = rig_hello_of(rig, -1, 1);
+            hello.role = DL_ROLE_EVALUATOR;
+            uint32_t evaluator;
+            CU_ASSERT_EQUAL(rig_hello(rig, &hello, &evaluator), DL_OK);
+            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 4);
+            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_STOP), 2);
+            CU_ASSERT(position(rig, SY_ACT_SEND) < position(rig, SY_ACT_STOP));
+        }
+        while (comes == 0 && rig_view(rig).phase != SY_ENDED && rig->now_ns - begin_ns < 20 * RIG_SECOND) {
+            rig->now_ns = sy_core_next_deadline(rig->core);
+            rig_tick(rig, 0);
+        }
+        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_ENDED);
+        CU_ASSERT_EQUAL(rig_view(rig).stop_result, DL_STOP_SUCCEEDED);
+        CU_ASSERT_EQUAL(rig->now_ns - begin_ns, comes != 0 ? 0 : 8 * RIG_SECOND);
+        rig_free(rig);
+    }
+}
+
 /* A commit that cannot be made (full disk) is shown, told to nobody, holds no other fragment, and ends when it is made. */
 static void test_delayed_commit(void)
 {
@@ -523,5 +561,6 @@ UNIT_MAIN("core_phases", {"seeding", test_seeding_from_one_learner},
           {"warm-up waits for nobody", test_warmup_waits_for_nobody_long},
           {"no second warm-up", test_no_second_warmup_after_a_restart}, {"synchronous", test_synchronous_form},
           {"Q8 budget", test_q8_budget_merges_once_more_then_stops}, {"Q8 four results", test_q8_four_results},
+          {"budget reached before the start", test_budget_reached_before_the_start},
           {"the end is bounded", test_the_end_is_bounded}, {"delayed commit", test_delayed_commit},
           {"leaving", test_leaving_saves_what_is_under_way}, {"estimates", test_estimates_and_goodput})

@@ -226,7 +226,11 @@ int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error 
     int64_t until_ns = dl_now_ns() + (int64_t)(d->join_timeout_seconds * (double)DL_NS_PER_SECOND);
     pthread_mutex_lock(&d->hub.lock);
     int code = finish_call(d, until_ns, info, error);
-    if (code == DILOCO_CONTINUE) {
+    bool is_over = code == DILOCO_DONE || code == DILOCO_STOPPED;
+    if (is_over && d->role == DILOCO_EVALUATOR && wk_link_is_joined(d->hub.link)) {
+        code =
+            DILOCO_CONTINUE; /* The last state came with the job's end: it is there to be used, diloco_poll says the rest. */
+    } else if (code == DILOCO_CONTINUE) {
         d->phase = WK_PHASE_JOINED;
         wk_recovery_joined(&d->recovery, &d->hub);
     }
