@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "common/mem.h"
-#include "tests/unit/unit.h"
-#include "worker/model/blas.h"
+#include "tests/unit/model_rig.h"
 #include "worker/model/gemm.h"
 
 static void fill(float *x, size_t count, uint32_t seed)
@@ -120,15 +119,4 @@ static void test_meter(void)
     free(x);
 }
 
-int main(int argc, char **argv)
-{
-    struct wk_blas_report report;
-    struct dl_err err;
-    if (wk_blas_init(argc, argv, &report, &err) != DL_OK) {
-        fprintf(stderr, "%s\n", err.text);
-        return 1;
-    }
-    static const struct unit_case cases[] = {
-        {"shapes", test_shapes}, {"tiles freely", test_tiles_freely}, {"meter", test_meter}};
-    return unit_main("gemm", cases, DL_COUNT_OF(cases));
-}
+MODEL_MAIN("gemm", {"shapes", test_shapes}, {"tiles freely", test_tiles_freely}, {"meter", test_meter})

@@ -1,71 +1,14 @@
-/* The trainer's model: against a naive reference in double, finite differences, equal bits over threads, no allocation.
- */
-#include <malloc.h>
+/* The trainer's model: against a naive reference in double, finite differences; what it refuses; how it begins. */
 #include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "common/rng.h"
 #include "tests/unit/model_reference.h"
-#include "tests/unit/unit.h"
-#include "worker/model/adamw.h"
+#include "tests/unit/model_rig.h"
 #include "worker/model/attention.h"
-#include "worker/model/blas.h"
-#include "worker/model/generate.h"
 #include "worker/model/model.h"
 #include "worker/model/model_internal.h"
-
-static struct dl_model_spec small_spec(uint32_t kv_heads, bool tied)
-{
-    return (struct dl_model_spec){.vocab_size = 19,
-                                  .width = 24,
-                                  .layers = 2,
-                                  .heads = 4,
-                                  .kv_heads = kv_heads,
-                                  .ffn_width = 21,
-                                  .sequence_length = 11,
-                                  .tied_embeddings = tied,
-                                  .rope_theta = 100,
-                                  .norm_epsilon = 1e-5,
-                                  .init_std = 0.3};
-}
-
-static struct wk_model *make_model(const struct dl_model_spec *spec, uint32_t batch, uint32_t threads)
-{
-    struct dl_err err;
-    struct wk_model *model = NULL;
-    struct wk_model_options options = {.batch_sequences = batch, .threads = threads, .seed = 3};
-    enum dl_rc rc = wk_model_new(spec, &options, &model, &err);
-    if (rc != DL_OK) {
-        fprintf(stderr, "%s\n", err.text);
-        abort();
-    }
-    return model;
-}
-
-/* Gains differ from one, so that a gain that is left out shows. */
-static void vary_norms(struct wk_model *model)
-{
-    struct dl_rng rng;
-    dl_rng_init(&rng, 5, 5);
-    for (uint32_t i = 0; i < wk_model_tensor_count(model); i++) {
-        const struct dl_tensor *tensor = &wk_model_tensors(model)[i];
-        for (uint64_t j = 0; tensor->rank == 1 && j < tensor->shape[0]; j++) {
-            wk_model_parameters(model)[i][j] = 0.5f + dl_rng_uniform(&rng);
-        }
-    }
-}
-
-static void draw_tokens(const struct dl_model_spec *spec, uint64_t stream, uint64_t count, uint32_t *tokens)
-{
-    struct dl_rng rng;
-    dl_rng_init(&rng, 11, stream);
-    for (uint64_t i = 0; i < count; i++) {
-        tokens[i] = (uint32_t)dl_rng_below(&rng, spec->vocab_size);
-    }
-}
 
 static struct reference make_reference(struct wk_model *model)
 {
@@ -265,158 +208,6 @@ static void test_long_context_step(void)
     wk_model_free(two);
 }
 
-/* Several tiles in each dimension, several logits blocks' worth of tasks. */
-static struct dl_model_spec middle_spec(void)
-{
-    return (struct dl_model_spec){.vocab_size = 300,
-                                  .width = 96,
-                                  .layers = 2,
-                                  .heads = 6,
-                                  .kv_heads = 3,
-                                  .ffn_width = 530,
-                                  .sequence_length = 70,
-                                  .rope_theta = 10000,
-                                  .norm_epsilon = 1e-5,
-                                  .init_std = 0.05};
-}
-
-static struct dl_inner_spec inner_spec(void)
-{
-    return (struct dl_inner_spec){.learning_rate = 3e-3,
-                                  .min_learning_rate_ratio = 0.1,
-                                  .warmup_steps = 2,
-                                  .decay_steps = 100,
-                                  .beta1 = 0.9,
-                                  .beta2 = 0.95,
-                                  .epsilon = 1e-8,
-                                  .weight_decay = 0.1,
-                                  .clip_norm = 1};
-}
-
-static struct wk_adamw *make_adamw(struct wk_model *model)
-{
-    struct dl_inner_spec spec = inner_spec();
-    struct dl_err err;
-    struct wk_adamw *adamw = NULL;
-    CU_ASSERT_EQUAL_FATAL(wk_adamw_new(&spec, wk_model_tensors(model), wk_model_tensor_count(model),
-                                       wk_model_parameters(model), wk_model_gradients(model), wk_model_pool(model),
-                                       &adamw, &err),
-                          DL_OK);
-    return adamw;
-}
-
-enum { middle_batch = 5, middle_tokens = middle_batch * 70 };
-
-/* Trains `steps` steps on one batch with `threads` threads; the caller frees the model. */
-static struct wk_model *train_some(uint32_t threads, uint32_t steps, double *first, double *last)
-{
-    struct dl_model_spec spec = middle_spec();
-    struct wk_model *model = make_model(&spec, middle_batch, threads);
-    struct wk_adamw *adamw = make_adamw(model);
-    static uint32_t tokens[middle_tokens], targets[middle_tokens];
-    draw_tokens(&spec, 1, middle_tokens, tokens);
-    draw_tokens(&spec, 2, middle_tokens, targets);
-    struct dl_err err;
-    for (uint32_t i = 0; i < steps; i++) {
-        CU_ASSERT_EQUAL_FATAL(wk_model_forward_backward(model, tokens, targets, i == 0 ? first : last, &err), DL_OK);
-        CU_ASSERT_EQUAL_FATAL(wk_adamw_step(adamw, NULL, &err), DL_OK);
-    }
-    CU_ASSERT_EQUAL(wk_model_broken_guards(model), 0);
-    wk_adamw_free(adamw);
-    return model;
-}
-
-static void test_equal_bits_over_threads(void)
-{
-    double first = 0, last = 0;
-    struct wk_model *one = train_some(1, 3, &first, &last);
-    for (uint32_t threads = 1; threads <= 4; threads++) {
-        double other_first = 0, other_last = 0;
-        struct wk_model *other = train_some(threads, 3, &other_first, &other_last);
-        CU_ASSERT(first == other_first && last == other_last);
-        for (uint32_t i = 0; i < wk_model_tensor_count(one); i++) {
-            size_t bytes = dl_tensor_elements(&wk_model_tensors(one)[i]) * sizeof(float);
-            CU_ASSERT(unit_same_bits(wk_model_parameters(one)[i], wk_model_parameters(other)[i], bytes));
-            CU_ASSERT(unit_same_bits(wk_model_gradients(one)[i], wk_model_gradients(other)[i], bytes));
-        }
-        wk_model_free(other);
-    }
-    wk_model_free(one);
-}
-
-static void test_training_lowers_the_loss(void)
-{
-    double first = 0, last = 0;
-    struct wk_model *model = train_some(2, 40, &first, &last);
-    CU_ASSERT(fabs(first - log(300)) < 0.5);
-    CU_ASSERT(last < 0.6 * first);
-    wk_model_free(model);
-}
-
-/* --- no allocation in a step: the program's own malloc counts. Sanitizers bring theirs. --- */
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define COUNTS_ALLOCATIONS 1
-extern void *__libc_malloc(size_t size);
-extern void *__libc_calloc(size_t count, size_t size);
-extern void *__libc_realloc(void *memory, size_t size);
-extern void *__libc_memalign(size_t alignment, size_t size);
-static atomic_uint allocations;
-
-void *malloc(size_t size)
-{
-    atomic_fetch_add(&allocations, 1);
-    return __libc_malloc(size);
-}
-
-void *calloc(size_t count, size_t size)
-{
-    atomic_fetch_add(&allocations, 1);
-    return __libc_calloc(count, size);
-}
-
-void *realloc(void *memory, size_t size)
-{
-    atomic_fetch_add(&allocations, 1);
-    return __libc_realloc(memory, size);
-}
-
-void *aligned_alloc(size_t alignment, size_t size)
-{
-    atomic_fetch_add(&allocations, 1);
-    return __libc_memalign(alignment, size);
-}
-#endif
-
-static void test_no_allocation_in_a_step(void)
-{
-#ifdef COUNTS_ALLOCATIONS
-    struct dl_model_spec spec = middle_spec();
-    unsigned before = atomic_load(&allocations);
-    struct wk_model *model = make_model(&spec, middle_batch, 3);
-    struct wk_adamw *adamw = make_adamw(model);
-    CU_ASSERT(atomic_load(&allocations) > before + 10); /* The counter works. */
-    static uint32_t tokens[middle_tokens], targets[middle_tokens];
-    draw_tokens(&spec, 1, middle_tokens, tokens);
-    draw_tokens(&spec, 2, middle_tokens, targets);
-    struct dl_err err;
-    double loss;
-    for (int step = 0; step < 3; step++) {
-        before = atomic_load(&allocations);
-        enum dl_rc rc = wk_model_forward_backward(model, tokens, targets, &loss, &err);
-        enum dl_rc step_rc = wk_adamw_step(adamw, NULL, &err);
-        enum dl_rc loss_rc = wk_model_loss(model, tokens, targets, 2, &loss, &err);
-        unsigned after = atomic_load(&allocations);
-        CU_ASSERT(rc == DL_OK && step_rc == DL_OK && loss_rc == DL_OK);
-        CU_ASSERT_EQUAL(before, after);
-    }
-    wk_adamw_free(adamw);
-    wk_model_free(model);
-#else
-    printf("not under this sanitizer, which brings its own malloc ");
-#endif
-}
-
 static void test_refusals(void)
 {
     struct dl_err err;
@@ -496,78 +287,6 @@ static void test_forward_only(void)
     wk_model_free(other);
 }
 
-/* Token by token through the cache, and as a prompt, must predict what the whole-sequence pass predicts. */
-static void test_generator_agrees_with_logits(void)
-{
-    struct dl_model_spec spec = middle_spec();
-    struct wk_model *model = make_model(&spec, 1, 2);
-    vary_norms(model);
-    uint32_t tokens[70];
-    draw_tokens(&spec, 4, 70, tokens);
-    DL_AUTO_FREE float *all = calloc(70 * 300, sizeof *all);
-    struct dl_err err;
-    CU_ASSERT_EQUAL_FATAL(wk_model_logits(model, tokens, 1, all, &err), DL_OK);
-    struct wk_generator *generator = NULL;
-    CU_ASSERT_EQUAL_FATAL(wk_generator_new(model, 0, &generator, &err), DL_OK);
-    static const uint32_t chunks[] = {1, 33, 16, 1, 1, 18};
-    uint32_t at = 0;
-    const float *logits;
-    for (size_t i = 0; i < DL_COUNT_OF(chunks); i++) {
-        CU_ASSERT_EQUAL_FATAL(wk_generator_feed(generator, tokens + at, chunks[i], &logits, &err), DL_OK);
-        at += chunks[i];
-        CU_ASSERT_EQUAL(wk_generator_position(generator), at);
-        double worst = 0;
-        for (uint32_t j = 0; j < 300; j++) {
-            worst = fmax(worst, fabs((double)logits[j] - (double)all[(at - 1) * 300 + j]));
-        }
-        CU_ASSERT(worst < 2e-5);
-    }
-    CU_ASSERT_EQUAL(wk_generator_feed(generator, tokens, 1, &logits, &err), DL_EINVAL); /* The context is full. */
-    CU_ASSERT(strstr(err.text, "70 of a context of 70") != NULL);
-    wk_generator_free(generator);
-    wk_model_free(model);
-}
-
-static void test_sampling(void)
-{
-    struct dl_model_spec spec = middle_spec();
-    spec.init_std = 0.4;
-    struct wk_model *model = make_model(&spec, 1, 1);
-    struct wk_generator *generator = NULL;
-    struct dl_err err;
-    CU_ASSERT_EQUAL_FATAL(wk_generator_new(model, 200, &generator, &err), DL_OK);
-    struct wk_sample_options options = {.temperature = 0};
-    struct dl_rng rng;
-    dl_rng_init(&rng, 1, 1);
-    uint32_t greedy = 0, token = 0;
-    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_EINVAL);
-    const uint32_t start = 7;
-    const float *logits;
-    CU_ASSERT_EQUAL_FATAL(wk_generator_feed(generator, &start, 1, &logits, &err), DL_OK);
-    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &greedy, &err), DL_OK);
-    double sum = 0, top = exp((double)logits[greedy]);
-    for (uint32_t i = 0; i < 300; i++) {
-        CU_ASSERT(logits[i] <= logits[greedy]);
-        sum += exp((double)logits[i]);
-    }
-    uint32_t hits = 0, draws = 4000;
-    options.temperature = 1;
-    for (uint32_t i = 0; i < draws; i++) {
-        CU_ASSERT_EQUAL_FATAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
-        hits += token == greedy;
-    }
-    CU_ASSERT(fabs((double)hits / draws - top / sum) < 4 * sqrt(0.25 / draws)); /* Four standard deviations. */
-    options.top_k = 1;
-    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
-    CU_ASSERT_EQUAL(token, greedy);
-    options.top_k = 0;
-    options.top_p = 1e-9;
-    CU_ASSERT_EQUAL(wk_generator_sample(generator, &options, &rng, &token, &err), DL_OK);
-    CU_ASSERT_EQUAL(token, greedy);
-    wk_generator_free(generator);
-    wk_model_free(model);
-}
-
 /* Initial weights depend on seed and name alone: not on threads, batch, or the other tensors. */
 static void test_initial_weights(void)
 {
@@ -593,27 +312,9 @@ static void test_initial_weights(void)
     wk_model_free(c);
 }
 
-int main(int argc, char **argv)
-{
-    struct wk_blas_report report;
-    struct dl_err err;
-    if (wk_blas_init(argc, argv, &report, &err) != DL_OK) {
-        fprintf(stderr, "%s\n", err.text);
-        return 1;
-    }
-    static const struct unit_case cases[] = {{"gradients against finite differences", test_gradients},
-                                             {"gradients over blocks", test_gradients_over_blocks},
-                                             {"long attention", test_long_attention},
-                                             {"memory of a long context", test_long_context_memory},
-                                             {"a step over a long context", test_long_context_step},
-                                             {"equal bits over threads", test_equal_bits_over_threads},
-                                             {"training lowers the loss", test_training_lowers_the_loss},
-                                             {"no allocation in a step", test_no_allocation_in_a_step},
-                                             {"refusals", test_refusals},
-                                             {"bad input", test_bad_input},
-                                             {"forward only", test_forward_only},
-                                             {"generator agrees with logits", test_generator_agrees_with_logits},
-                                             {"sampling", test_sampling},
-                                             {"initial weights", test_initial_weights}};
-    return unit_main("model", cases, DL_COUNT_OF(cases));
-}
+MODEL_MAIN("model", {"gradients against finite differences", test_gradients},
+           {"gradients over blocks", test_gradients_over_blocks}, {"long attention", test_long_attention},
+           {"memory of a long context", test_long_context_memory},
+           {"a step over a long context", test_long_context_step}, {"refusals", test_refusals},
+           {"bad input", test_bad_input}, {"forward only", test_forward_only},
+           {"initial weights", test_initial_weights})
