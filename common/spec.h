@@ -25,6 +25,8 @@
 #define DL_SPEC_LEARNERS_MAX 1024
 #define DL_SPEC_FRAGMENTS_MAX 512
 #define DL_SPEC_SHARDS_MAX 64
+#define DL_WARMUP_BY_LENGTH (-1)  /* sync.warmup.steps: a share of the run's inner steps ... */
+#define DL_WARMUP_STEPS_MAX 1000u /* ... and so many at most. */
 
 enum dl_data_format { DL_DATA_AUTO, DL_DATA_TEXT, DL_DATA_BIN_U16, DL_DATA_BIN_U32 };
 enum dl_layout_kind { DL_LAYOUT_BALANCED, DL_LAYOUT_STRIDED, DL_LAYOUT_LAYER, DL_LAYOUT_TENSOR };
@@ -93,8 +95,8 @@ struct dl_sync_spec {
     uint32_t interval; /* H, inner steps */
     uint32_t overlap;  /* tau, inner steps */
     struct {
-        uint32_t steps;                    /* Inner steps of interval warm-up; 0: none. */
-        uint32_t interval;                 /* Steps between two syncs of all fragments meanwhile. */
+        int64_t steps;     /* Inner steps of interval warm-up as written; 0: none. What holds is dl_warmup_steps. */
+        uint32_t interval; /* Steps between two syncs of all fragments meanwhile. */
         struct dl_count_or_percent quorum; /* Percent: of the connected learners. */
     } warmup;
     struct dl_count_or_percent quorum; /* K; percent: of learners.replicas. */
@@ -199,5 +201,12 @@ DL_MUST_CHECK enum dl_rc dl_spec_to_json(const struct dl_spec *spec, char **out,
 
 /* Rounds up for percents: 75 % of 3 is 3. At least 1, at most `of` (1 when `of` is 0). */
 uint32_t dl_count_resolve(struct dl_count_or_percent count, uint32_t of);
+
+/* Whole inner steps that the token budget gives each of `replicas` (0 counts as 1) learners. */
+uint64_t dl_training_steps(const struct dl_training_spec *training, uint32_t replicas);
+
+/* Inner steps of interval warm-up of a job that begins as `spec` says: the number written, or three eighths of the run's inner
+ * steps; 0: none. A job that has begun keeps its number (the syncer's state has it), whatever becomes of the budget. */
+uint32_t dl_warmup_steps(const struct dl_spec *spec);
 
 #endif

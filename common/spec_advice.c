@@ -156,10 +156,11 @@ static void on_overlap(const struct advice *a)
 static void on_warmup(const struct advice *a)
 {
     const struct dl_sync_spec *s = &a->spec->sync;
-    if (s->mode == DL_SYNC_DECOUPLED && s->warmup.steps > 0 && s->warmup.steps > a->steps / 2) {
+    if (s->mode == DL_SYNC_DECOUPLED && s->warmup.steps > 0 && (uint64_t)s->warmup.steps > a->steps / 2) {
         advise(a, "spec.sync.warmup.steps",
-               " %u is more than half of the %" PRIu64 " inner steps a learner takes; use at most %" PRIu64,
-               s->warmup.steps, a->steps, a->steps / 4);
+               " %" PRId64 " is more than half of the %" PRIu64
+               " inner steps a learner takes; use -1, which takes 3/8 of them",
+               s->warmup.steps, a->steps);
     }
 }
 
@@ -252,10 +253,8 @@ void dl_spec_advise(const struct dl_spec *spec, struct dl_spec_warnings *out)
         on_momentum, on_outer_rate, on_inner_warmup, on_budget, on_fragments, on_overlap,
         on_warmup,   on_grace,      on_quorum,       on_pools,  on_staleness, on_lease,
     };
-    const struct dl_training_spec *t = &spec->training;
-    uint64_t step_tokens = (uint64_t)t->batch_sequences * t->model.sequence_length;
     struct advice advice = {
-        .spec = spec, .steps = t->token_budget / (step_tokens * DL_MAX(spec->learners.replicas, 1u)), .out = out};
+        .spec = spec, .steps = dl_training_steps(&spec->training, spec->learners.replicas), .out = out};
     out->count = 0;
     for (size_t i = 0; i < DL_COUNT_OF(rules); i++) {
         rules[i](&advice);

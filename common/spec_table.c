@@ -36,9 +36,9 @@ static const char *const applies[] = {"overwrite", "rebase", NULL};
     {                                                                                                                  \
         path, DL_FIELD_U64, AT(member), 0, NULL, preset, min, 9.2e18, flags, text                                      \
     }
-#define I64(path, member, preset, min, max, text)                                                                      \
+#define I64(path, member, preset, min, max, flags, text)                                                               \
     {                                                                                                                  \
-        path, DL_FIELD_I64, AT(member), 0, NULL, preset, min, max, 0, text                                             \
+        path, DL_FIELD_I64, AT(member), 0, NULL, preset, min, max, flags, text                                         \
     }
 #define F64(path, member, preset, min, max, flags, text)                                                               \
     {                                                                                                                  \
@@ -61,9 +61,9 @@ static const char *const applies[] = {"overwrite", "rebase", NULL};
 
 const struct dl_field dl_spec_fields[] = {
     BOOL("suspend", suspend, "false", "Stop all processes and keep the state; false goes on where it was."),
-    I64("ttlSecondsAfterFinished", ttl_seconds_after_finished, "-1", -1, 1e9,
+    I64("ttlSecondsAfterFinished", ttl_seconds_after_finished, "-1", -1, 1e9, 0,
         "Seconds after the end until the job is deleted; -1: never."),
-    I64("activeDeadlineSeconds", active_deadline_seconds, "0", 0, 1e9,
+    I64("activeDeadlineSeconds", active_deadline_seconds, "0", 0, 1e9, 0,
         "Seconds of running after which the job ends with result timeout; 0: none."),
 
     U64("training.tokenBudget", training.token_budget, NULL, 1, DL_FIELD_REQUIRED,
@@ -134,8 +134,9 @@ const struct dl_field dl_spec_fields[] = {
     ENUM("sync.layout", sync.layout, layouts, "balanced", FROZEN, "How tensors are cut into fragments."),
     U32("sync.interval", sync.interval, "24", 1, 1 << 20, FROZEN, "H, inner steps between two syncs of one fragment."),
     U32("sync.overlap", sync.overlap, "2", 0, 1 << 20, FROZEN, "tau, inner steps of compute that a sync may overlap."),
-    U32("sync.warmup.steps", sync.warmup.steps, "150", 0, 1 << 24, FROZEN,
-        "Inner steps of interval warm-up, for runs from random weights; 0: none."),
+    I64("sync.warmup.steps", sync.warmup.steps, "-1", DL_WARMUP_BY_LENGTH, 1 << 24, FROZEN,
+        "Inner steps of interval warm-up, for runs from random weights; -1: 3/8 of the steps that tokenBudget "
+        "gives each learner, at most 1000, as the job begins; 0: none."),
     U32("sync.warmup.interval", sync.warmup.interval, "1", 1, 1 << 20, FROZEN,
         "Inner steps between two syncs of all fragments during warm-up."),
     COUNT("sync.warmup.quorum", sync.warmup.quorum, "75%",

@@ -239,6 +239,18 @@ static void print_bytes(const char *what, uint64_t bytes)
     printf("%-22s %.1f MiB\n", what, (double)bytes / (1024.0 * 1024.0));
 }
 
+static void print_warmup(const struct dl_spec *spec, const struct op_estimate *estimate)
+{
+    if (estimate->warmup_steps > 0) {
+        printf("%-22s the first %llu of these steps, all fragments together every %u step%s%s\n", "interval warm-up",
+               (unsigned long long)estimate->warmup_steps, spec->sync.warmup.interval,
+               spec->sync.warmup.interval == 1 ? "" : "s",
+               spec->sync.warmup.steps == DL_WARMUP_BY_LENGTH ? " (by the run's length)" : "");
+    } else {
+        printf("%-22s none\n", "interval warm-up");
+    }
+}
+
 static void print_summary(const struct dl_spec *spec)
 {
     struct op_estimate estimate;
@@ -264,6 +276,7 @@ static void print_summary(const struct dl_spec *spec)
         printf("%-22s %s tokens: %llu steps a learner, about %llu rounds (%u fragments, every %u steps)\n", "budget",
                budget, (unsigned long long)estimate.steps_per_learner, (unsigned long long)estimate.rounds,
                spec->sync.fragments, spec->sync.interval);
+        print_warmup(spec, &estimate);
     }
     print_bytes("memory a learner", estimate.learner_bytes);
     print_bytes("memory of the evaluator", estimate.evaluator_bytes);

@@ -25,14 +25,13 @@ void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out)
     *out = (struct op_estimate){.parameters = parameters};
     out->tokens_per_step = (uint64_t)training->batch_sequences * training->model.sequence_length;
     out->tokens_per_learner_step_all = out->tokens_per_step * replicas;
-    if (training->token_budget > 0 && out->tokens_per_learner_step_all > 0) {
-        out->steps_per_learner =
-            (training->token_budget + out->tokens_per_learner_step_all - 1) / out->tokens_per_learner_step_all;
+    if (training->token_budget > 0) {
+        out->steps_per_learner = DL_MAX(dl_training_steps(training, spec->learners.replicas), UINT64_C(1));
     }
     /* Every fragment is synced once an interval; in the warm-up once a warm-up interval. */
-    uint64_t warm_steps = DL_MIN((uint64_t)spec->sync.warmup.steps, out->steps_per_learner);
-    uint64_t cycles = warm_steps / DL_MAX(spec->sync.warmup.interval, 1u);
-    cycles += (out->steps_per_learner - warm_steps) / DL_MAX(spec->sync.interval, 1u);
+    out->warmup_steps = DL_MIN((uint64_t)dl_warmup_steps(spec), out->steps_per_learner);
+    uint64_t cycles = out->warmup_steps / DL_MAX(spec->sync.warmup.interval, 1u);
+    cycles += (out->steps_per_learner - out->warmup_steps) / DL_MAX(spec->sync.interval, 1u);
     out->rounds = cycles * spec->sync.fragments;
     /* Parameters, gradients, two moments, base copy for deltas. */
     out->learner_bytes_least = 5 * bytes;

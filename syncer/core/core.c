@@ -55,8 +55,7 @@ enum dl_rc sy_core_new(const struct sy_core_config *config, struct sy_core **out
     core->next_admission = core->next_round = 1;
     core->seeder = SY_NO_MEMBER;
     core->finish_soft_ns = core->finish_hard_ns = INT64_MAX;
-    /* The synchronous form waits anyway, as often as its interval says. */
-    core->warm_done = spec->sync.warmup.steps == 0 || spec->sync.mode == DL_SYNC_SYNCHRONOUS;
+    sy_core_restore_warmup(core, dl_warmup_steps(spec));
     set_unknown(core);
     if (!allocate(core)) {
         enum dl_rc rc = dl_err_set(err, DL_ENOMEM, "shard %u: no memory for %u slots of %u fragments", config->shard,
@@ -99,6 +98,13 @@ void sy_core_free(struct sy_core *core)
 uint32_t sy_core_fragment_count(const struct sy_core *core)
 {
     return core->fragments;
+}
+
+void sy_core_restore_warmup(struct sy_core *core, uint32_t steps)
+{
+    assert(!core->started);
+    core->warm_steps = steps;
+    core->warm_done = steps == 0;
 }
 
 void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round)

@@ -134,8 +134,10 @@ struct sy_core_incarnation { /* A learner process and how much of it is in the t
 /* Of the member in a slot; false when there is none, or no learner. */
 bool sy_core_incarnation(const struct sy_core *core, uint32_t member, struct sy_core_incarnation *out);
 
-/* After a restart, before any event: the last committed version and round of a fragment, the totals as of the last commit,
- * and the incarnations that they count (more than there are slots are dropped: give the newest first). */
+/* After a restart, before any event: the inner steps of interval warm-up that the job began with (dl_warmup_steps of then: a
+ * budget that was raised since begins no second one), the last committed version and round of a fragment, the totals as of
+ * the last commit, and the incarnations that they count (more than there are slots are dropped: give the newest first). */
+void sy_core_restore_warmup(struct sy_core *core, uint32_t steps);
 void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round);
 void sy_core_restore_totals(struct sy_core *core, const struct sy_core_totals *totals);
 void sy_core_restore_incarnation(struct sy_core *core, const struct sy_core_incarnation *from);

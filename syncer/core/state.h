@@ -163,6 +163,7 @@ struct sy_core {
 
     uint32_t quorum;     /* K */
     uint64_t pace_index; /* Rounds opened by pace, modulo fragments. */
+    uint32_t warm_steps; /* Inner steps of interval warm-up. */
     bool warm_done;
     int64_t warm_opened_ns, warm_released_ns; /* When the last warm-up rounds were opened, committed. */
 

@@ -128,7 +128,7 @@ static void describe(const struct sy_core *core, char *text, size_t size)
         break;
     case SY_WARMUP:
         snprintf(text, size, "%u/%u learners, warm-up step %llu/%u", core->connected, core->quorum,
-                 (unsigned long long)core->step, core->spec->sync.warmup.steps);
+                 (unsigned long long)core->step, core->warm_steps);
         break;
     case SY_TRAINING:
     case SY_WAITING_FOR_QUORUM: snprintf(text, size, "%u/%u learners", core->connected, core->quorum); break;

@@ -1,4 +1,4 @@
-/* sy_core, interval warm-up: all fragments together every warmup.interval steps, until warmup.steps are done.
+/* sy_core, interval warm-up: all fragments together every warmup.interval steps, until the steps of warm-up are done.
  *
  * Learners wait at their boundaries meanwhile (for the update, and for the next pull), so that they have something in
  * common; therefore nobody may be waited for long. Only learners that keep up are counted in the quorum: one whose
@@ -16,7 +16,7 @@
 #define STALL_MAX_SECONDS 5.0
 #define STALL_UNKNOWN_SECONDS 2.0 /* Until somebody has reported a step. */
 
-/* Over when the furthest learner has done warmup.steps, or when there have been as many rounds as that takes. The
+/* Over when the furthest learner has done these steps, or when there have been as many rounds as that takes. The
  * rounds are what a restart leaves: then learners start at step 0, and do not warm up again. */
 bool sy_is_warming(const struct sy_core *core)
 {
@@ -26,7 +26,7 @@ bool sy_is_warming(const struct sy_core *core)
 void sy_warm_look(struct sy_core *core)
 {
     uint64_t interval = DL_MAX(core->spec->sync.warmup.interval, 1u);
-    uint64_t steps = core->spec->sync.warmup.steps;
+    uint64_t steps = core->warm_steps;
     uint64_t rounds = (steps + interval - 1) / interval;
     uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < core->fragments; i++) {
@@ -132,7 +132,7 @@ void sy_warm_run(struct sy_core *core)
 struct sy_limits sy_warm_limits(struct sy_core *core)
 {
     const struct dl_sync_spec *sync = &core->spec->sync;
-    bool last = core->step + sync->warmup.interval >= sync->warmup.steps;
+    bool last = core->step + sync->warmup.interval >= core->warm_steps;
     double sync_seconds = fmax(core->store_mean, 0) + fmax(core->spread_mean, 0) + fmax(core->transfer_mean, 0);
     double wait = 2 * sy_seconds(sy_warm_stall_ns(core)) + 2 * sync_seconds;
     wait = fmin(wait, sync->timeout_seconds);

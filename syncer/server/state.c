@@ -190,8 +190,11 @@ static enum dl_rc open_store(struct sy_server *server, struct dl_err *err)
     if (rc != DL_OK) {
         return rc;
     }
-    const struct sy_store_options store = {
-        .dir = options->state_dir, .job = server->spec->name, .shard = options->shard, .spec = spec};
+    const struct sy_store_options store = {.dir = options->state_dir,
+                                           .job = server->spec->name,
+                                           .shard = options->shard,
+                                           .spec = spec,
+                                           .warmup_steps = dl_warmup_steps(server->spec)};
     rc = sy_store_open(&store, &server->store, err);
     if (rc == DL_OK) {
         server->epoch = sy_store_epoch(server->store);
@@ -238,6 +241,9 @@ enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
     if (rc == DL_OK) {
         const struct sy_core_config config = {.spec = server->spec, .shard = options->shard, .epoch = server->epoch};
         rc = sy_core_new(&config, &server->core, err);
+    }
+    if (rc == DL_OK && server->store != NULL) {
+        sy_core_restore_warmup(server->core, sy_store_warmup_steps(server->store));
     }
     if (rc == DL_OK) {
         rc = open_tables(server, err);

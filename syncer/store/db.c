@@ -115,6 +115,22 @@ static enum dl_rc raise_epoch(struct sy_store *store, struct dl_err *err)
     return rc;
 }
 
+/* The number of the first opening holds: later ones may have another budget, of which another would follow. */
+static enum dl_rc keep_warmup(struct sy_store *store, struct dl_err *err)
+{
+    char text[24] = "";
+    enum dl_rc rc = read_meta(store, "warmup_steps", text, sizeof text, err);
+    if (rc != DL_OK || text[0] != '\0') {
+        store->warmup_steps = (uint32_t)strtoul(text, NULL, 10);
+        return rc;
+    }
+    if (store->spec == NULL) {
+        return DL_OK;
+    }
+    snprintf(text, sizeof text, "%" PRIu32, store->warmup_steps);
+    return write_meta(store, "warmup_steps", text, err);
+}
+
 static enum dl_rc read_layout(struct sy_store *store, struct dl_err *err)
 {
     AUTO_STATEMENT *statement = NULL;
@@ -188,6 +204,9 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     }
     if (rc == DL_OK) {
         rc = raise_epoch(store, err);
+    }
+    if (rc == DL_OK) {
+        rc = keep_warmup(store, err);
     }
     if (rc == DL_OK) {
         rc = sy_store_trace_spec(store, err);

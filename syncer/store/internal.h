@@ -69,6 +69,7 @@ struct sy_store {
     uint32_t doubtful_count;
     struct sy_store_traces traces; /* Under events_lock, but for `writing` and its blocks. */
     const char *spec;              /* Only while it is opened. */
+    uint32_t warmup_steps;
     uint32_t event_count;
     uint32_t events_writing; /* The first so many are in the transaction under way. */
     uint64_t events_dropped;

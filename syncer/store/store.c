@@ -59,6 +59,7 @@ enum dl_rc sy_store_open(const struct sy_store_options *options, struct sy_store
     snprintf(store->job, sizeof store->job, "%s", options->job);
     store->shard = options->shard;
     store->spec = options->spec;
+    store->warmup_steps = options->warmup_steps;
     store->ops = options->ops != NULL ? options->ops : &sy_store_ops_real;
     rc = sy_store_db_open(store, options->vfs, err);
     if (rc == DL_OK) {
@@ -100,6 +101,11 @@ void sy_store_close(struct sy_store *store)
 uint64_t sy_store_epoch(const struct sy_store *store)
 {
     return store->epoch;
+}
+
+uint32_t sy_store_warmup_steps(const struct sy_store *store)
+{
+    return store->warmup_steps;
 }
 
 void sy_store_get_totals(const struct sy_store *store, struct sy_store_totals *totals)

@@ -10,7 +10,7 @@
  * successor (DL_ECONFLICT: end the process).
  *
  * Tables (the beginning of the event tape; hashes are 16 hex digits, 64-bit counters SQLite integers):
- *     meta(key, value)        schema, job, shard, epoch
+ *     meta(key, value)        schema, job, shard, epoch, warmup_steps
  *     epochs(epoch, opened_ns, process)                              each opening, wall clock
  *     layout(id = 1, kind, fragments, hash, tensors)                 dl_tensors_encode of the job's tensors
  *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: XXH3 of the parameters
@@ -92,7 +92,8 @@ struct sy_store_options {
     const char *dir; /* Made when absent (its parent must exist). */
     const char *job;
     uint32_t shard;
-    const char *spec;               /* The job as JSON, for the tape; NULL: not kept. */
+    const char *spec;               /* The job as JSON, for the tape; NULL: not kept, nor is the following. */
+    uint32_t warmup_steps;          /* Of interval warm-up; kept at the first opening, for good. */
     const struct sy_store_ops *ops; /* NULL: the real ones. */
     const char *vfs;                /* SQLite VFS by name; NULL: the default. */
 };
@@ -215,6 +216,8 @@ DL_MUST_CHECK enum dl_rc sy_store_open(const struct sy_store_options *options, s
 void sy_store_close(struct sy_store *store);
 
 uint64_t sy_store_epoch(const struct sy_store *store);
+/* Inner steps of interval warm-up that the job began with. */
+uint32_t sy_store_warmup_steps(const struct sy_store *store);
 /* Of the last commit; zeros but for next_admission when there was none. */
 void sy_store_get_totals(const struct sy_store *store, struct sy_store_totals *totals);
 

@@ -123,5 +123,25 @@ def test_budget_that_is_reached_already(build):
             check(any("token budget reached" in text for text in texts), f"life {life}: {texts}")
 
 
+def test_a_longer_budget_brings_no_second_warmup(build):
+    """K8: the default warm-up follows the budget that the job began with: 3/8 of 400 steps, which a longer one leaves."""
+    job = manifest(TEXT, training={"tokenBudget": 400 * 2 * 4 * 32}, sync={"warmup": {"steps": -1}},
+                   learners={"replicas": 2, "max": 4})
+    with Run(build, job, PACED) as run:
+        wait(lambda: run.status()["phase"] == "Training", 60, "the end of warm-up")
+        run.process.send_signal(signal.SIGINT)
+        run.exit(30)
+        job["spec"]["training"]["tokenBudget"] = 10**12
+        (run.folder / "longer.json").write_text(json.dumps(job))
+        resume(run, "longer.json")
+        phase = wait(lambda: run.status()["phase"] if run.status()["phase"] in ("Warmup", "Training") else None, 60, "training")
+        check(phase == "Training", f"phase {phase}")
+        with tape(run) as db:
+            kept = db.execute("SELECT value FROM meta WHERE key = 'warmup_steps'").fetchone()
+        check(kept == ("150",), f"warm-up steps {kept}")
+        run.process.send_signal(signal.SIGINT)
+        run.exit(30)
+
+
 if __name__ == "__main__":
-    main([test_killed_runs_go_on_twice, test_what_may_change, test_budget_that_is_reached_already])
+    main([test_a_longer_budget_brings_no_second_warmup, test_killed_runs_go_on_twice, test_what_may_change, test_budget_that_is_reached_already])

@@ -241,6 +241,25 @@ static void test_no_second_warmup_after_a_restart(void)
     }
 }
 
+/* A longer budget would give a longer warm-up: what the job began with holds, so that it does not begin again. */
+static void test_no_second_warmup_with_a_longer_budget(void)
+{
+    for (int restored = 0; restored <= 1; restored++) {
+        struct rig *rig = rig_spec();
+        rig->spec->sync.warmup.steps = DL_WARMUP_BY_LENGTH; /* 1000 steps by this budget. */
+        rig_start(rig);
+        if (restored) {
+            sy_core_restore_warmup(rig->core, 150);
+        }
+        for (uint32_t p = 0; p < 4; p++) {
+            sy_core_restore_fragment(rig->core, p, 170, 5);
+        }
+        rig_join(rig, 0);
+        CU_ASSERT_EQUAL(rig_view(rig).phase, restored ? SY_TRAINING : SY_WARMUP);
+        rig_free(rig);
+    }
+}
+
 static void test_synchronous_form(void)
 {
     struct rig *rig = rig_spec();
@@ -559,8 +578,10 @@ UNIT_MAIN("core_phases", {"seeding", test_seeding_from_one_learner},
           {"damaged seed", test_damaged_seed_is_asked_for_again},
           {"warm-up", test_warmup_syncs_all_fragments_every_interval},
           {"warm-up waits for nobody", test_warmup_waits_for_nobody_long},
-          {"no second warm-up", test_no_second_warmup_after_a_restart}, {"synchronous", test_synchronous_form},
-          {"Q8 budget", test_q8_budget_merges_once_more_then_stops}, {"Q8 four results", test_q8_four_results},
+          {"no second warm-up", test_no_second_warmup_after_a_restart},
+          {"K8 no second warm-up with a longer budget", test_no_second_warmup_with_a_longer_budget},
+          {"synchronous", test_synchronous_form}, {"Q8 budget", test_q8_budget_merges_once_more_then_stops},
+          {"Q8 four results", test_q8_four_results},
           {"budget reached before the start", test_budget_reached_before_the_start},
           {"the end is bounded", test_the_end_is_bounded}, {"delayed commit", test_delayed_commit},
           {"leaving", test_leaving_saves_what_is_under_way}, {"estimates", test_estimates_and_goodput})

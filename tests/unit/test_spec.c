@@ -115,6 +115,7 @@ static const struct {
     {"quorum 0 %", MINIMAL "  sync: {quorum: 0%}\n", {"spec.sync.quorum", "'0%'"}},
     {"warm-up quorum", MINIMAL "  sync: {warmup: {quorum: 17}}\n", {"spec.sync.warmup.quorum: 17", "max = 16"}},
     {"warm-up interval", MINIMAL "  sync: {warmup: {interval: 30}}\n", {"warmup.interval 30", "interval 24"}},
+    {"warm-up steps", MINIMAL "  sync: {warmup: {steps: -2}}\n", {"spec.sync.warmup.steps", "'-2'", "-1"}},
     {"storage", MINIMAL "  syncer: {storage: {size: 20GB}}\n", {"spec.syncer.storage.size", "'20GB'", "20Gi"}},
     {"text that is a number", MINIMAL "  syncer: {storage: {storageClassName: 12}}\n", {"storageClassName", "quotes"}},
     {"text too long", MINIMAL "  syncer: {storage: {size: 12345678901234567890123456789012Gi}}\n", {"at most 31"}},
@@ -382,6 +383,42 @@ static void test_every_sample_is_accepted(void)
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "job manifest crds: cannot be read"));
 }
 
+/* J3: three eighths of the inner steps that the budget gives each learner, up to a bound; a number that is written holds. */
+static void test_warmup_follows_the_length_of_the_run(void)
+{
+    static const struct {
+        uint64_t budget;
+        uint32_t replicas;
+        const char *sync;
+        uint32_t steps;
+    } cases[] = {
+        {UINT64_C(400) * 4096, 4, "", 150},
+        {UINT64_C(800) * 4096, 4, "", 300},
+        {UINT64_C(2400) * 4096, 4, "warmup: {steps: -1}", 900},
+        {UINT64_C(2668) * 4096, 4, "", 1000}, /* 1000.5 */
+        {UINT64_C(9000000000000000000), 1, "", 1000},
+        {UINT64_C(800) * 4096, 8, "", 150},
+        {UINT64_C(800) * 4096, 0, "", 1000}, /* As one learner: 3200 steps. */
+        {UINT64_C(11) * 1024, 1, "", 4},     /* 4.1 */
+        {1, 1, "", 0},
+        {UINT64_C(800) * 4096, 4, "warmup: {steps: 0}", 0},
+        {UINT64_C(800) * 4096, 4, "warmup: {steps: 16777216}", 16777216},
+        {UINT64_C(800) * 4096, 4, "mode: synchronous", 0},
+        {UINT64_C(800) * 4096, 4, "mode: synchronous, warmup: {steps: 40}", 0},
+    };
+    for (size_t i = 0; i < DL_COUNT_OF(cases); i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 HEAD "spec: {training: {tokenBudget: %llu}, sync: {%s}, learners: {min: 0, replicas: %u}}\n",
+                 (unsigned long long)cases[i].budget, cases[i].sync, cases[i].replicas);
+        struct dl_spec *spec = NULL;
+        struct dl_err err = {0};
+        CU_ASSERT_EQUAL_FATAL(parse(text, &spec, NULL, &err), DL_OK);
+        CU_ASSERT_EQUAL(dl_warmup_steps(spec), cases[i].steps);
+        dl_spec_free(spec);
+    }
+}
+
 /* K8: what freezes in a cluster is refused on one machine, too, and named; the rest may change. */
 static void test_k8_frozen_fields(void)
 {
@@ -392,7 +429,7 @@ static void test_k8_frozen_fields(void)
     CU_ASSERT_EQUAL_FATAL(dl_spec_parse(text, sizeof text - 1, "a", &before, NULL, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(dl_spec_parse(text, sizeof text - 1, "b", &after, NULL, &err), DL_OK);
     after->learners.replicas += 3;
-    after->training.token_budget *= 2;
+    after->training.token_budget *= 2; /* The default warm-up follows it, and is no change of the job. */
     after->sync.finish_seconds += 1;
     CU_ASSERT_EQUAL(dl_spec_check_frozen(before, after, &err), DL_OK);
     after->training.model.rope_theta = 5;
@@ -412,6 +449,7 @@ static void test_k8_frozen_fields(void)
 UNIT_MAIN("spec", {"defaults", test_defaults},
           {"U2 bad manifests name path, value, remedy", test_bad_manifests_are_refused_with_path_value_and_remedy},
           {"S5 limits", test_size_depth_and_count_limits},
+          {"J3 warm-up by the run's length", test_warmup_follows_the_length_of_the_run},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
           {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
           {"stored by a newer schema", test_stored_job_of_a_newer_schema},

@@ -420,6 +420,27 @@ static void test_job_is_in_the_tape_where_it_changed(void)
     remove_dir();
 }
 
+/* K8: a budget that is raised later would give another number; the one that the job began with holds. Without a job (the folder
+ * is opened as a tool does) there is nothing to keep. */
+static void test_warmup_is_kept_from_the_first_opening(void)
+{
+    new_dir();
+    static const struct {
+        const char *spec;
+        uint32_t given, kept;
+    } openings[] = {{NULL, 7, 7}, {"{\"budget\":1}", 300, 300}, {"{\"budget\":9}", 1000, 300}, {NULL, 0, 300}};
+    for (size_t i = 0; i < DL_COUNT_OF(openings); i++) {
+        struct sy_store *store = NULL;
+        struct dl_err err;
+        struct sy_store_options options = {
+            .dir = dir, .job = "demo", .spec = openings[i].spec, .warmup_steps = openings[i].given};
+        CU_ASSERT_EQUAL_FATAL(sy_store_open(&options, &store, &err), DL_OK);
+        CU_ASSERT_EQUAL(sy_store_warmup_steps(store), openings[i].kept);
+        sy_store_close(store);
+    }
+    remove_dir();
+}
+
 static void test_trace_is_bounded(void)
 {
     new_dir();
@@ -456,4 +477,5 @@ UNIT_MAIN("store", {"restores what was committed", test_restores_what_was_commit
           {"stale process is fenced", test_stale_process_is_fenced},
           {"folder belongs to one shard", test_folder_belongs_to_one_shard}, {"tape", test_tape},
           {"J9 job in the tape", test_job_is_in_the_tape_where_it_changed},
+          {"K8 warm-up is kept", test_warmup_is_kept_from_the_first_opening},
           {"J9 trace is bounded", test_trace_is_bounded})

@@ -8,7 +8,7 @@ void wk_schedule_init(struct wk_schedule *schedule, const struct dl_training_spe
     uint64_t own = (uint64_t)training->batch_sequences * training->model.sequence_length;
     *schedule = (struct wk_schedule){.inner = training->inner, .step_tokens = own * DL_MAX(replicas, 1u)};
     if (schedule->inner.decay_steps == 0) {
-        uint64_t steps = training->token_budget / schedule->step_tokens;
+        uint64_t steps = dl_training_steps(training, replicas);
         schedule->inner.decay_steps = (uint32_t)DL_MIN(DL_MAX(steps, UINT64_C(1)), (uint64_t)UINT32_MAX);
     }
 }
