@@ -7,7 +7,6 @@
 
 #define APPLY_TYPE "application/apply-patch+yaml"
 #define MERGE_TYPE "application/merge-patch+json"
-#define JSON_PATCH_TYPE "application/json-patch+json"
 
 static void put_object(struct op_path *path, const struct op_ref *ref)
 {
@@ -84,35 +83,12 @@ enum dl_rc op_api_apply(struct op_client *client, const struct op_ref *ref, cons
     return send_to(client, &path, request, text, to, err);
 }
 
-enum dl_rc op_api_update(struct op_client *client, const struct op_ref *ref, const char *text, struct op_reply_to to,
-                         struct dl_err *err)
-{
-    return send_object(client, ref, (struct op_request){.method = "PUT"}, text, to, err);
-}
-
 enum dl_rc op_api_merge_patch(struct op_client *client, const struct op_ref *ref, const char *text,
                               struct op_reply_to to, struct dl_err *err)
 {
     struct op_request request = {
         .method = "PATCH", .content_type = MERGE_TYPE, .is_repeatable = true, .is_background = is_background(ref)};
     return send_object(client, ref, request, text, to, err);
-}
-
-enum dl_rc op_api_json_patch(struct op_client *client, const struct op_ref *ref, const char *text,
-                             struct op_reply_to to, struct dl_err *err)
-{
-    struct op_request request = {.method = "PATCH", .content_type = JSON_PATCH_TYPE};
-    return send_object(client, ref, request, text, to, err);
-}
-
-enum dl_rc op_api_scale(struct op_client *client, const struct op_ref *ref, uint32_t replicas, struct op_reply_to to,
-                        struct dl_err *err)
-{
-    char text[64];
-    snprintf(text, sizeof text, "{\"spec\":{\"replicas\":%u}}", replicas);
-    struct op_ref scale = *ref;
-    scale.subresource = "scale";
-    return op_api_merge_patch(client, &scale, text, to, err);
 }
 
 enum dl_rc op_api_delete(struct op_client *client, const struct op_ref *ref, const struct op_delete_options *options,

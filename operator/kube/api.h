@@ -10,8 +10,7 @@
 
 #define OP_FIELD_MANAGER "diloco-operator"
 
-/* Names an object. `space` is NULL for resources without namespace; `subresource` NULL, or "status", "scale",
- * "eviction". */
+/* Names an object. `space` is NULL for resources without namespace; `subresource` NULL, or "status". */
 struct op_ref {
     const struct op_resource *resource;
     const char *space, *name, *subresource;
@@ -37,20 +36,9 @@ DL_MUST_CHECK enum dl_rc op_api_create(struct op_client *client, const struct op
 DL_MUST_CHECK enum dl_rc op_api_apply(struct op_client *client, const struct op_ref *ref, const char *text,
                                       struct op_reply_to to, struct dl_err *err);
 
-/* PUT of a whole object; with metadata.resourceVersion in it a lost race is DL_ECONFLICT. */
-DL_MUST_CHECK enum dl_rc op_api_update(struct op_client *client, const struct op_ref *ref, const char *text,
-                                       struct op_reply_to to, struct dl_err *err);
-
 /* JSON merge patch (RFC 7386; null removes a field). Repeatable. */
 DL_MUST_CHECK enum dl_rc op_api_merge_patch(struct op_client *client, const struct op_ref *ref, const char *text,
                                             struct op_reply_to to, struct dl_err *err);
-/* JSON patch (RFC 6902). Not repeatable. */
-DL_MUST_CHECK enum dl_rc op_api_json_patch(struct op_client *client, const struct op_ref *ref, const char *text,
-                                           struct op_reply_to to, struct dl_err *err);
-
-/* replicas of the scale subresource; 0 is a number like any other. */
-DL_MUST_CHECK enum dl_rc op_api_scale(struct op_client *client, const struct op_ref *ref, uint32_t replicas,
-                                      struct op_reply_to to, struct dl_err *err);
 
 struct op_delete_options {
     const char *uid; /* Deletes only this very object (DL_ECONFLICT when another stands there); NULL: any. */

@@ -381,51 +381,6 @@ static inline void fake_merge(cJSON *target, const cJSON *patch)
     }
 }
 
-/* RFC 6902 without move and copy. False: a test failed or a path is not there. */
-static inline bool fake_json_patch(cJSON *json, const cJSON *patch)
-{
-    const cJSON *step;
-    cJSON_ArrayForEach(step, patch)
-    {
-        const char *op = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(step, "op"));
-        const char *path = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(step, "path"));
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(step, "value");
-        char copy[1024], *rest = copy, *part, *last = NULL;
-        cJSON *at = json, *parent = NULL;
-        snprintf(copy, sizeof copy, "%s", path != NULL && path[0] == '/' ? path + 1 : "");
-        while ((part = strsep(&rest, "/")) != NULL) {
-            parent = at;
-            last = part;
-            at = cJSON_IsArray(parent) ? cJSON_GetArrayItem(parent, (int)strtol(part, NULL, 10))
-                                       : cJSON_GetObjectItemCaseSensitive(parent, part);
-            if (at == NULL && rest != NULL) {
-                return false;
-            }
-        }
-        if (op == NULL || last == NULL) {
-            return false;
-        }
-        if (strcmp(op, "test") == 0) {
-            if (at == NULL || !cJSON_Compare(at, value, true)) {
-                return false;
-            }
-        } else if (strcmp(op, "add") == 0 && cJSON_IsArray(parent)) {
-            cJSON_AddItemToArray(parent, cJSON_Duplicate(value, true));
-        } else {
-            if (at == NULL && strcmp(op, "add") != 0) {
-                return false;
-            }
-            if (at != NULL) {
-                cJSON_Delete(cJSON_DetachItemViaPointer(parent, at));
-            }
-            if (strcmp(op, "remove") != 0) {
-                cJSON_AddItemToObject(parent, last, cJSON_Duplicate(value, true));
-            }
-        }
-    }
-    return true;
-}
-
 /* --- requests; the answer's text is the caller's --- */
 
 struct fake_outcome {
@@ -552,10 +507,7 @@ static inline struct fake_outcome fake_write(struct fake_api *api, const struct 
         return (struct fake_outcome){409, NULL, "Conflict"};
     }
     cJSON *before = object->json, *after = is_patch ? cJSON_Duplicate(before, true) : cJSON_Duplicate(body, true);
-    bool is_fine = true;
-    if (is_patch && cJSON_IsArray(body)) {
-        is_fine = fake_json_patch(after, body);
-    } else if (is_patch) {
+    if (is_patch) {
         fake_merge(after, body);
     } else {
         const char *const kept[] = {"uid", "creationTimestamp", "generation", "deletionTimestamp"};
@@ -568,13 +520,7 @@ static inline struct fake_outcome fake_write(struct fake_api *api, const struct 
         }
     }
     cJSON_Delete(body);
-    if (!is_fine) {
-        cJSON_Delete(after);
-        return (struct fake_outcome){422, NULL, "Invalid"};
-    }
-    if (strcmp(target->sub, "scale") != 0) {
-        fake_keep_status(before, after, is_status);
-    }
+    fake_keep_status(before, after, is_status);
     if (cJSON_GetObjectItemCaseSensitive(fake_metadata(after), "resourceVersion") == NULL) {
         cJSON_AddItemToObject(fake_metadata(after), "resourceVersion", cJSON_Duplicate(there, true));
     }

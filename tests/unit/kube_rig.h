@@ -97,15 +97,22 @@ static inline enum dl_rc rig_get(struct rig *rig, struct rig_answer *answer)
     return answer->rc;
 }
 
-/* The same, tried once: what goes wrong is told at once. */
-static inline enum dl_rc rig_get_once(struct rig *rig, struct rig_answer *answer)
+/* A request as it stands, to the pod x. */
+static inline enum dl_rc rig_request(struct rig *rig, struct op_request request, struct rig_answer *answer)
 {
     struct op_reply_to to = rig_to(answer);
-    struct op_request request = {
-        .method = "GET", .path = RIG_POD_PATH, .is_once = true, .done = to.done, .context = to.context};
+    request.path = RIG_POD_PATH;
+    request.done = to.done;
+    request.context = to.context;
     CU_ASSERT_EQUAL(op_client_send(rig->client, &request, NULL, NULL), DL_OK);
     CU_ASSERT_TRUE(RIG_UNTIL(rig, answer->calls > 0));
     return answer->rc;
+}
+
+/* Tried once: what goes wrong is told at once. */
+static inline enum dl_rc rig_get_once(struct rig *rig, struct rig_answer *answer)
+{
+    return rig_request(rig, (struct op_request){.method = "GET", .is_once = true}, answer);
 }
 
 static inline enum dl_rc rig_create(struct rig *rig, struct rig_answer *answer)
