@@ -68,6 +68,26 @@ static const char *part_below(const char *path, const char *inner, char *out, si
     return out;
 }
 
+/* The path of a field, or of what holds fields, whose last part is `key`, anywhere in the scope: the one that lies least deep.
+ * False: there is none. */
+static bool find_elsewhere(const struct scope *scope, const char *key, char *out, size_t size)
+{
+    unsigned best_depth = UINT_MAX;
+    for (size_t i = 0; i < scope->count; i++) {
+        const char *path = scope->fields[i].path;
+        unsigned depth = 0;
+        for (const char *part = path; part != NULL && depth < best_depth; depth++) {
+            size_t length = strcspn(part, ".");
+            if (strlen(key) == length && strncmp(part, key, length) == 0) {
+                snprintf(out, size, "%s.%.*s", scope->prefix, (int)(part - path) + (int)length, path);
+                best_depth = depth;
+            }
+            part = part[length] == '.' ? part + length + 1 : NULL;
+        }
+    }
+    return best_depth != UINT_MAX;
+}
+
 static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, const char *inner,
                                 const struct dl_node *node, const char *path)
 {
@@ -82,8 +102,10 @@ static enum dl_rc unknown_field(struct reader *r, const struct scope *scope, con
             }
         }
     }
-    char text[160];
-    if (best[0] != 0 && best_distance <= 1 + strlen(node->key) / 2) {
+    char text[160], elsewhere[100];
+    if (best_distance > 2 && find_elsewhere(scope, node->key, elsewhere, sizeof elsewhere)) {
+        snprintf(text, sizeof text, "unknown field here; did you mean %s?", elsewhere);
+    } else if (best[0] != 0 && best_distance <= 1 + strlen(node->key) / 2) {
         snprintf(text, sizeof text, "unknown field; did you mean '%s'?", best);
     } else {
         snprintf(text, sizeof text, "unknown field; see the job reference for what is allowed here");

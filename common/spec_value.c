@@ -24,8 +24,11 @@ static enum dl_rc set_integer(const struct dl_field *field, void *base, const ch
     long long value = strtoll(text, NULL, 10);
     /* Bounds are whole numbers; a double could not tell 2^63 - 1 from its neighbours. */
     if (!is_number || errno != 0 || value < (long long)field->min || value > (long long)field->max) {
-        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a whole number from %.0f to %.0f", text, field->min,
-                          field->max);
+        return dl_err_set(err, DL_EINVAL, "'" SHOWN "': allowed is a whole number from %.0f to %.0f%s", text,
+                          field->min, field->max,
+                          quoted       ? ", without quotes"
+                          : !is_number ? ", in digits"
+                                       : "");
     }
     if (field->type == DL_FIELD_U16) {
         *PLACE(uint16_t) = (uint16_t)value;

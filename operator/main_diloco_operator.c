@@ -14,6 +14,7 @@
 #include "common/exit_codes.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/version.h"
 #include "operator/cli/cli.h"
 #include "operator/controller/controller.h"
 #include "operator/kube/config.h"
@@ -33,8 +34,8 @@ static const char help[] =
     "kubeconfig.\n"
     "\n"
     "  --namespaces A,B         serve jobs in these namespaces only (default: all)\n"
-    "  --syncer-image IMAGE     of syncers (default diloco-syncer:" OP_VERSION ")\n"
-    "  --worker-image IMAGE     of learners and evaluators (default diloco-worker:" OP_VERSION ")\n"
+    "  --syncer-image IMAGE     of syncers (default diloco-syncer:" DL_VERSION ")\n"
+    "  --worker-image IMAGE     of learners and evaluators (default diloco-worker:" DL_VERSION ")\n"
     "  --image-pull-policy P    Always, IfNotPresent or Never (default: the cluster's)\n"
     "  --scavenge-priority-class NAME  PriorityClass of pools that scavenge and name none\n"
     "  --leader-elect           of several operators one works (default)\n"
@@ -191,8 +192,8 @@ static enum dl_rc take_arguments(struct program *p, struct op_client_options *cl
     dl_log_init("-", "operator", level);
     *client = (struct op_client_options){.qps = qps, .burst = (uint32_t)burst};
     p->options.render = (struct op_render_options){
-        .syncer_image = a->syncer_image != NULL ? a->syncer_image : "diloco-syncer:" OP_VERSION,
-        .worker_image = a->worker_image != NULL ? a->worker_image : "diloco-worker:" OP_VERSION,
+        .syncer_image = a->syncer_image != NULL ? a->syncer_image : "diloco-syncer:" DL_VERSION,
+        .worker_image = a->worker_image != NULL ? a->worker_image : "diloco-worker:" DL_VERSION,
         .pull_policy = a->pull_policy,
         .scavenge_priority_class = a->priority_class,
     };
@@ -405,7 +406,7 @@ int main(int argc, char **argv)
         return DL_EXIT_USAGE;
     }
     if (program.arguments.help || program.arguments.version) {
-        fputs(program.arguments.help ? help : "diloco-operator " OP_VERSION "\n", stdout);
+        fputs(program.arguments.help ? help : "diloco-operator " DL_VERSION "\n", stdout);
         return DL_EXIT_OK;
     }
     enum dl_rc rc = take_arguments(&program, &client, &err);

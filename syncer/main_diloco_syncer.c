@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/spec.h"
+#include "common/version.h"
 #include "syncer/merge/pool.h"
 #include "syncer/server/server.h"
 
@@ -33,7 +34,7 @@ static const char help[] =
     "  --threads N          threads of a merge (default: one a processor)\n"
     "  --push-bytes-max N   most bytes of pushes held at once (default: enough for all learners)\n"
     "  --log-level LEVEL    debug, info (default), warn or error\n"
-    "  --help               this text\n"
+    "  --help, --version    this text; which version this is\n"
     "\n"
     "On its port: /healthz /readyz /metrics /status, WebSocket /v1/connect; with the token POST /stop (ends the job),\n"
     "/finish (the same, as a success), /drain (as SIGTERM).\n"
@@ -61,7 +62,8 @@ enum {
     OPT_THREADS,
     OPT_PUSH_BYTES,
     OPT_LOG,
-    OPT_HELP
+    OPT_HELP,
+    OPT_VERSION
 };
 
 static int usage(const char *text)
@@ -102,6 +104,7 @@ static int parse_options(int argc, char **argv, struct arguments *arguments)
         {"push-bytes-max", required_argument, NULL, OPT_PUSH_BYTES},
         {"log-level", required_argument, NULL, OPT_LOG},
         {"help", no_argument, NULL, OPT_HELP},
+        {"version", no_argument, NULL, OPT_VERSION},
         {NULL, 0, NULL, 0},
     };
     struct sy_server_options *out = &arguments->options;
@@ -123,6 +126,7 @@ static int parse_options(int argc, char **argv, struct arguments *arguments)
         case OPT_PUSH_BYTES: arguments->push_bytes = optarg; break;
         case OPT_LOG: arguments->log_level = optarg; break;
         case OPT_HELP: fputs(help, stdout); return DL_EXIT_OK;
+        case OPT_VERSION: puts("diloco-syncer " DL_VERSION); return DL_EXIT_OK;
         default: return usage("the arguments are not understood");
         }
     }

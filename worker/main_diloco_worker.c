@@ -1,10 +1,12 @@
 /* diloco-worker: a learner, an evaluator, or a sampler of text. */
+#include <assert.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 
 #include "common/exit_codes.h"
 #include "common/log.h"
+#include "common/version.h"
 #include "worker/link/diloco.h"
 #include "worker/model/blas.h"
 #include "worker/train/args.h"
@@ -12,6 +14,9 @@
 #include "worker/train/learner.h"
 #include "worker/train/sampler.h"
 #include "worker/train/session.h"
+
+/* The library's header stands alone, so that it has the number once more. */
+static_assert(__builtin_strcmp(DILOCO_VERSION, DL_VERSION) == 0, "the library's version is not that of the programs");
 
 /* Which kernels compute, said once. */
 static void log_blas(const struct wk_blas_report *blas)
@@ -36,11 +41,11 @@ int main(int argc, char **argv)
         return DL_EXIT_USAGE;
     }
     if (args.help) {
-        wk_args_help(stdout);
+        wk_args_help(stdout, args.command);
         return DL_EXIT_OK;
     }
     if (args.version) {
-        puts("diloco-worker " DILOCO_VERSION);
+        puts("diloco-worker " DL_VERSION);
         return DL_EXIT_OK;
     }
     dl_log_init("-", "worker", args.log_level);

@@ -5,8 +5,6 @@
 
 #include "common/err.h"
 
-#define OP_VERSION "0.1.0"
-
 int op_cmd_run(int argc, char **argv);
 int op_cmd_check(int argc, char **argv);
 int op_cmd_status(int argc, char **argv);

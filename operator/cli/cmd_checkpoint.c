@@ -23,7 +23,7 @@ static const char checkpoint_help[] =
     "diloco checkpoint [RUN] [--name NAME]: a consistent state over all shards of a run that goes on, kept until "
     "removed.\n"
     "diloco checkpoint [RUN] --list: what there is, newest first; also of a run that has ended.\n"
-    "diloco checkpoint [RUN] --remove ID: what only it keeps is removed.";
+    "diloco checkpoint [RUN] --remove ID|NAME: what only it keeps is removed; while the run goes on.";
 static const char export_help[] =
     "diloco export [RUN] --out DIR [--checkpoint ID]: writes the global parameters as DIR/model.safetensors, with the\n"
     "config.json that transformers needs, of a checkpoint (id, name or vector clock), else of now. Nothing stops "
@@ -137,11 +137,36 @@ static enum dl_rc make(const struct op_rundir *dir, const char *name, char id[ID
     return rc == DL_OK ? await(dir, shards, id, err) : rc;
 }
 
-static enum dl_rc drop(const struct op_rundir *dir, const char *id, struct dl_err *err)
+/* The id of a checkpoint that is called by its name. */
+static enum dl_rc find_id(const struct op_rundir *dir, const char *wanted, char id[ID_BYTES], struct dl_err *err)
 {
-    char path[256];
-    snprintf(path, sizeof path, "/unpin?id=%.64s", id);
-    enum dl_rc rc = DL_OK;
+    DL_AUTO_FREE char *text = NULL;
+    enum dl_rc rc = op_shard_ask(dir, 0, false, "/checkpoints", &text, err);
+    if (rc != DL_OK) {
+        return rc;
+    }
+    cJSON *root = cJSON_Parse(text);
+    id[0] = 0;
+    for (cJSON *one = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "checkpoints"), 0); one != NULL; one = one->next) {
+        const char *its = cJSON_GetStringValue(cJSON_GetObjectItem(one, "id"));
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(one, "name"));
+        bool is_it = its != NULL && (strcmp(its, wanted) == 0 || (name != NULL && strcmp(name, wanted) == 0));
+        if (is_it) {
+            snprintf(id, ID_BYTES, "%s", its);
+        }
+    }
+    cJSON_Delete(root);
+    return id[0] != 0 ? DL_OK
+                      : dl_err_set(err, DL_ENOTFOUND,
+                                   "there is no such checkpoint as '%.64s': `diloco checkpoint RUN --list` says which",
+                                   wanted);
+}
+
+static enum dl_rc drop(const struct op_rundir *dir, const char *wanted, struct dl_err *err)
+{
+    char path[256], id[ID_BYTES];
+    enum dl_rc rc = find_id(dir, wanted, id, err);
+    snprintf(path, sizeof path, "/unpin?id=%.64s", rc == DL_OK ? id : "");
     for (uint32_t s = 0; rc == DL_OK && s < op_shards_count(dir); s++) {
         DL_AUTO_FREE char *ignored = NULL;
         rc = op_shard_ask(dir, s, true, path, &ignored, err);

@@ -316,6 +316,25 @@ int op_cmd_stop(int argc, char **argv)
 
 /* --- generate --- */
 
+/* Those of a run, or a folder with weights itself. */
+static enum dl_rc find_weights(const struct op_rundir *dir, char out[OP_PATH_MAX], struct dl_err *err)
+{
+    char path[OP_PATH_MAX];
+    op_rundir_path(dir, "config.json", path);
+    if (access(path, R_OK) == 0) {
+        snprintf(out, OP_PATH_MAX, "%s", dir->path);
+        return DL_OK;
+    }
+    op_rundir_path(dir, "final", out);
+    op_rundir_path(dir, "final/config.json", path);
+    return access(path, R_OK) == 0
+               ? DL_OK
+               : dl_err_set(err, DL_ENOTFOUND,
+                            "%s is not there: the run has not exported its weights yet; it does so when it ends "
+                            "(before: `diloco export RUN --out DIR`, then `diloco generate DIR`)",
+                            path);
+}
+
 int op_cmd_generate(int argc, char **argv)
 {
     struct dl_err err = {.text = ""};
@@ -325,7 +344,14 @@ int op_cmd_generate(int argc, char **argv)
     }
     bool has_weights = false;
     for (int i = 1; i < argc; i++) {
-        has_weights = has_weights || strncmp(argv[i], "--weights", 9) == 0 || strcmp(argv[i], "--help") == 0;
+        has_weights = has_weights || strncmp(argv[i], "--weights", 9) == 0;
+    }
+    if (wants_help(argc, argv,
+                   "diloco generate [RUN|DIR] [options]: text from the weights of a run that has ended (default: the "
+                   "newest below\n"
+                   "./runs), or from DIR, which `diloco export` wrote. It starts:\n")) {
+        fflush(stdout);
+        has_weights = true;
     }
     const char **out = calloc((size_t)argc + 4, sizeof *out);
     char weights[OP_PATH_MAX];
@@ -344,9 +370,7 @@ int op_cmd_generate(int argc, char **argv)
             free(out);
             return op_cli_fail("generate", &err);
         }
-        op_rundir_path(&dir, "final", weights);
-        if (access(weights, R_OK) != 0) {
-            dl_err_set(&err, DL_ENOTFOUND, "%s is not there: the run has not exported its weights (yet)", weights);
+        if (find_weights(&dir, weights, &err) != DL_OK) {
             free(out);
             return op_cli_fail("generate", &err);
         }

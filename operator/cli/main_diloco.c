@@ -5,6 +5,7 @@
 
 #include "common/exit_codes.h"
 #include "common/mem.h"
+#include "common/version.h"
 #include "operator/cli/cli.h"
 
 static const char help[] =
@@ -52,7 +53,7 @@ int main(int argc, char **argv)
         return DL_EXIT_OK;
     }
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
-        printf("diloco " OP_VERSION "\n");
+        printf("diloco " DL_VERSION "\n");
         return DL_EXIT_OK;
     }
     for (size_t i = 0; i < DL_COUNT_OF(commands); i++) {

@@ -134,8 +134,8 @@ static void write_figures(FILE *out, const struct op_supervisor *s, const struct
     fprintf(out, "| tokens | %s (%llu of a budget of %llu), %s a second |\n", tokens,
             (unsigned long long)summary->tokens, (unsigned long long)s->spec->training.token_budget, rate);
     fprintf(out, "| model | %s parameters (%llu) |\n", parameters, (unsigned long long)summary->estimate.parameters);
-    fprintf(out, "| learners | %u wanted at the end, quorum %u, %llu joins |\n", s->replicas, status->quorum_need,
-            (unsigned long long)status->joins);
+    fprintf(out, "| learners | %u wanted at the end, quorum %u, %llu joins (of learners and the evaluator) |\n",
+            s->replicas, status->quorum_need, (unsigned long long)status->joins);
     fprintf(out, "| rounds merged | %llu on %u syncer shard%s, %u fragments |\n", (unsigned long long)status->round,
             s->spec->syncer.shards, s->spec->syncer.shards == 1 ? "" : "s", s->spec->sync.fragments);
     if (isfinite(status->goodput)) {

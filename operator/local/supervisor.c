@@ -58,7 +58,11 @@ static enum dl_rc open_signals(struct op_supervisor *s, struct dl_err *err)
     sigset_t set;
     sigemptyset(&set);
     for (size_t i = 0; i < DL_COUNT_OF(numbers); i++) {
-        sigaddset(&set, numbers[i]);
+        struct sigaction before;
+        bool is_ignored = sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        if (numbers[i] != SIGHUP || !is_ignored) { /* nohup means that the run is to outlive its terminal. */
+            sigaddset(&set, numbers[i]);
+        }
     }
     signal(SIGPIPE, SIG_IGN);
     if (sigprocmask(SIG_BLOCK, &set, NULL) != 0) {
@@ -314,6 +318,14 @@ static void plan(struct op_supervisor *s)
     }
 }
 
+/* A reader who has gone is like a terminal that has gone: nobody sees any more what this does. */
+static void flush_output(struct op_supervisor *s)
+{
+    if (fflush(stdout) != 0 && errno == EPIPE && s->interrupts == 0) {
+        on_interrupt(s, SIGPIPE);
+    }
+}
+
 static void print_new_events(struct op_supervisor *s)
 {
     s->events_shown = DL_MAX(s->events_shown, op_events_first(&s->events));
@@ -325,7 +337,7 @@ static void print_new_events(struct op_supervisor *s)
         char at[32];
         op_format_seconds(event->seconds, at, sizeof at);
         printf("%7s  %s%s%s\n", at, event->who, event->who[0] != 0 ? " " : "", event->text);
-        fflush(stdout);
+        flush_output(s);
     }
 }
 
@@ -363,7 +375,7 @@ static void show(struct op_supervisor *s)
         char line[512];
         op_render_line(s->view, line, sizeof line);
         puts(line);
-        fflush(stdout);
+        flush_output(s);
         s->line_ns = s->now_ns;
     }
     if (s->now_ns - s->saved_ns >= SAVE_INTERVAL_NS) {

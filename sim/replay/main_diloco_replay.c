@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/mem.h"
+#include "common/version.h"
 #include "sim/replay/folders.h"
 #include "sim/replay/replay.h"
 #include "sim/replay/report.h"
@@ -41,7 +42,7 @@ static const char help[] =
 
 struct arguments {
     struct sim_replay_options options;
-    bool json, quiet, help;
+    bool json, quiet, help, version;
     const char *from;
     char **folders;
     uint32_t folder_count;
@@ -58,7 +59,7 @@ static bool parse_number(const char *text, uint64_t most, uint64_t *out)
 /* False: said what is wrong. */
 static bool parse(int argc, char **argv, struct arguments *out)
 {
-    enum { UNTIL = 256, FROM, VERIFY_ONLY, THREADS, JSON, QUIET, HELP };
+    enum { UNTIL = 256, FROM, VERIFY_ONLY, THREADS, JSON, QUIET, HELP, VERSION };
     static const struct option options[] = {{"until", required_argument, NULL, UNTIL},
                                             {"from", required_argument, NULL, FROM},
                                             {"verify-only", no_argument, NULL, VERIFY_ONLY},
@@ -66,6 +67,7 @@ static bool parse(int argc, char **argv, struct arguments *out)
                                             {"json", no_argument, NULL, JSON},
                                             {"quiet", no_argument, NULL, QUIET},
                                             {"help", no_argument, NULL, HELP},
+                                            {"version", no_argument, NULL, VERSION},
                                             {NULL, 0, NULL, 0}};
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     uint64_t threads = (uint64_t)DL_MIN(DL_MAX(cores, 1), 64);
@@ -82,6 +84,7 @@ static bool parse(int argc, char **argv, struct arguments *out)
         case QUIET: out->quiet = true; break;
         case 'h':
         case HELP: out->help = true; break;
+        case VERSION: out->version = true; break;
         default: return false;
         }
         if (!good) {
@@ -92,7 +95,7 @@ static bool parse(int argc, char **argv, struct arguments *out)
     out->options.threads = (uint32_t)threads;
     out->folders = argv + optind;
     out->folder_count = (uint32_t)(argc - optind);
-    if (out->folder_count == 0 && !out->help) {
+    if (out->folder_count == 0 && !out->help && !out->version) {
         fprintf(stderr, "diloco replay: give a run folder; see diloco replay --help\n");
         return false;
     }
@@ -205,8 +208,8 @@ int main(int argc, char **argv)
     if (!parse(argc, argv, &arguments)) {
         return DL_EXIT_USAGE;
     }
-    if (arguments.help) {
-        fputs(help, stdout);
+    if (arguments.help || arguments.version) {
+        fputs(arguments.help ? help : "diloco-replay " DL_VERSION "\n", stdout);
         return DL_EXIT_OK;
     }
     enum dl_rc rc = sim_folders_find(arguments.folders, arguments.folder_count, &folders, &err);

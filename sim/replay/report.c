@@ -9,10 +9,10 @@ void sim_report_text(struct dl_buf *out, const struct sim_record *record, const 
 {
     const struct sim_difference *difference = &result->difference;
     dl_buf_printf(out,
-                  "%" PRIu64 " rounds of %u shards are the same to the bit (%u learner processes, %" PRIu64
+                  "%" PRIu64 " rounds of %u shard%s are the same to the bit (%u learner processes, %" PRIu64
                   " steps, %.1f s; at most %u processes and %" PRIu64 " MiB of versions at once)\n",
-                  result->rounds, record->shards, result->processes, result->steps, seconds, result->processes_peak,
-                  result->bytes_peak >> 20);
+                  result->rounds, record->shards, record->shards == 1 ? "" : "s", result->processes, result->steps,
+                  seconds, result->processes_peak, result->bytes_peak >> 20);
     if (result->left_out > 0) {
         dl_buf_printf(
             out,

@@ -7,6 +7,7 @@
 
 #include "common/exit_codes.h"
 #include "common/time_text.h"
+#include "common/version.h"
 #include "syncer/export/export.h"
 #include "syncer/export/rollback.h"
 
@@ -89,7 +90,7 @@ static int roll_back(const struct sy_export_options *options)
 
 int main(int argc, char **argv)
 {
-    enum { STATE = 256, CHECKPOINT, OUT, LIST, ROLL_BACK, HELP };
+    enum { STATE = 256, CHECKPOINT, OUT, LIST, ROLL_BACK, HELP, VERSION };
     static const struct option names[] = {
         {"state-dir", required_argument, NULL, STATE},
         {"checkpoint", required_argument, NULL, CHECKPOINT},
@@ -97,6 +98,7 @@ int main(int argc, char **argv)
         {"list", no_argument, NULL, LIST},
         {"roll-back", required_argument, NULL, ROLL_BACK},
         {"help", no_argument, NULL, HELP},
+        {"version", no_argument, NULL, VERSION},
         {NULL, 0, NULL, 0},
     };
     static struct sy_export_options options;
@@ -118,6 +120,7 @@ int main(int argc, char **argv)
             options.checkpoint = optarg;
             break;
         case HELP: fputs(help, stdout); return DL_EXIT_OK;
+        case VERSION: puts("diloco-export " DL_VERSION); return DL_EXIT_OK;
         default: return usage("the arguments are not understood");
         }
     }

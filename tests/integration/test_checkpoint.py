@@ -35,7 +35,9 @@ def test_checkpoints_while_it_trains(build):
     job = manifest(TEXT, training={"tokenBudget": 250000}, syncer={"shards": 2}, learners={"replicas": 3, "max": 4})
     with Run(build, job, PACED) as run:
         wait(lambda: rounds(run) >= 8, 60, "rounds")
-        check("no such" in run.ask("checkpoint", "run", "--remove", "9.9", code=2), "removing what is not there")
+        for name in ("9.9", "nobody"):
+            check("no such" in run.ask("checkpoint", "run", "--remove", name, code=2), "removing what is not there")
+        check("not exported its weights yet" in run.ask("generate", "run", code=2), "text from a run without weights")
         made = run.ask("checkpoint", "run", "--name", "first")
         one = re.search(r"checkpoint (\d+\.\d+)", made).group(1)
         check("of this name" in run.ask("checkpoint", "run", "--name", "first", code=2), "a name twice")
@@ -57,6 +59,7 @@ def test_checkpoints_while_it_trains(build):
         b, _ = tensors(run.folder / "b" / "model.safetensors")
         now, later = tensors(run.folder / "now" / "model.safetensors")
         check(metadata["versions"] == clock and metadata["checkpoint"] == one and metadata["job"] == "test", f"{metadata}")
+        run.ask("generate", "now", "--tokens", "5")
         check(a == b and a.keys() == now.keys() and a != now, "the checkpoint has changed, or is what is there now")
         check((run.folder / "a" / "config.json").read_bytes() == (run.folder / "now" / "config.json").read_bytes(), "two configs")
         versions = [[int(v) for v in text[1:].split(".")] for text in (clock, later["versions"])]
@@ -73,7 +76,7 @@ def test_checkpoints_while_it_trains(build):
         run.ask("export", "run", "--checkpoint", one, "--out", "c")
         check(tensors(run.folder / "c" / "model.safetensors")[0] == a, "the checkpoint has changed over the restart")
         before = files(run)
-        run.ask("checkpoint", "run", "--remove", one)
+        run.ask("checkpoint", "run", "--remove", "first")
         wait(lambda: files(run) <= before - 4, 10, "the removal of what only the checkpoint kept")
         run.exit(120)
         # At rest the newest versions are what the evaluator exported at the end.

@@ -203,6 +203,28 @@ def test_interrupt_ends_in_order(build):
         check(ends and all(text.startswith("ended (") for text in ends), f"not everyone ended by itself: {ends}")
 
 
+def test_output_that_nobody_reads_ends_the_run(build):
+    """As `diloco run job.yaml | head` does; and under nohup the end of a terminal is no reason to stop."""
+    with Run(build, manifest(TEXT, **ENDLESS), PACED) as run:
+        run.training(2)
+        piped = [run.diloco, "run", "job.json", "--dir", "piped", *PACED]
+        with subprocess.Popen(piped, cwd=run.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as other:
+            check("run folder" in other.stdout.readline(), "no first line")
+            other.stdout.close()
+            check(other.wait(60) == 0, f"exit code {other.returncode}: {other.stderr.read()}")
+        report = json.loads((run.folder / "piped/report.json").read_text())
+        check((report["phase"], report["reason"]) == ("Stopped", "StopRequested"), f"{report['phase']} {report['reason']}")
+        command = ["nohup", run.diloco, "run", "job.json", "--dir", "hup", *PACED]
+        with subprocess.Popen(command, cwd=run.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL) as other:
+            wait(lambda: json.loads(run.ask("status", "hup", "--json"))["round"] > 0, 30, "rounds")
+            other.send_signal(signal.SIGHUP)
+            at = json.loads(run.ask("status", "hup", "--json"))["round"]
+            wait(lambda: json.loads(run.ask("status", "hup", "--json"))["round"] > at + 4, 30, "rounds after SIGHUP")
+            other.send_signal(signal.SIGTERM)
+            check(other.wait(60) == 0, f"exit code {other.returncode}")
+
+
 def test_second_interrupt_kills_at_once(build):
     with Run(build, manifest(TEXT, **ENDLESS), PACED) as run:
         learners = run.training(2)
@@ -448,7 +470,8 @@ def test_view_on_a_terminal_follows_resizes_and_leaves_nothing_behind(build):
 
 if __name__ == "__main__":
     main([test_runs_to_the_end_and_reports, test_first_step_comes_soon, test_deadline_ends_the_job, test_killed_learner_is_replaced_alone,
-          test_nothing_outlives_a_killed_supervisor, test_interrupt_ends_in_order, test_second_interrupt_kills_at_once,
+          test_nothing_outlives_a_killed_supervisor, test_interrupt_ends_in_order, test_output_that_nobody_reads_ends_the_run,
+          test_second_interrupt_kills_at_once,
           test_stuck_learner_does_not_hold_up_the_stop, test_scale_up_and_down, test_killed_syncer_comes_back_on_its_port,
           test_chaos_on_schedule_is_measured, test_status_and_top, test_bad_inputs_are_refused_before_anything_starts,
           test_learners_that_cannot_work_fail_the_job, test_crashing_learner_is_given_up_and_the_others_go_on,

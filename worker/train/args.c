@@ -85,11 +85,14 @@ static const struct {
     {"generate", WK_GENERATE, "makes text with exported weights"},
 };
 
-void wk_args_help(FILE *out)
+void wk_args_help(FILE *out, enum wk_command command)
 {
-    fputs("usage: diloco-worker learn|evaluate|generate [options]\n", out);
+    fputs(command == 0 ? "usage: diloco-worker learn|evaluate|generate [options]\n" : "", out);
     for (size_t i = 0; i < DL_COUNT_OF(commands); i++) {
-        fprintf(out, "\ndiloco-worker %s: %s\n", commands[i].name, commands[i].help);
+        if (command != 0 && command != commands[i].command) {
+            continue;
+        }
+        fprintf(out, "%sdiloco-worker %s: %s\n", command == 0 ? "\n" : "", commands[i].name, commands[i].help);
         for (size_t j = 0; j < DL_COUNT_OF(options); j++) {
             const struct option_of *o = &options[j];
             if ((o->commands & commands[i].command) != 0) {

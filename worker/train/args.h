@@ -32,6 +32,6 @@ struct wk_args { /* Texts are borrowed from argv. */
  */
 DL_MUST_CHECK enum dl_rc wk_args_parse(int argc, char **argv, struct wk_args *args, struct dl_err *err);
 
-void wk_args_help(FILE *out);
+void wk_args_help(FILE *out, enum wk_command command); /* Of one command, or 0: of all. */
 
 #endif
