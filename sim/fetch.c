@@ -49,6 +49,7 @@ static void begin(struct sim_world *world, struct sim_learner *learner)
     learner->fetch.peer_done = world->incarnations[peer->incarnation].done_count;
     wk_link_on_offers(learner->link, learner->fetch.offers);
     learner->fetch.under_way = true;
+    learner->fetch.told = false;
     learner->fetch.generation = peer->generation;
     learner->fetch.until_ns = world->now_ns + sim_ns(sim_uniform(&world->rng, 0, TRANSFER_SECONDS));
     learner->fetch.give_up_ns = learner->fetch.until_ns + sim_ns(GIVE_UP_SECONDS);
@@ -110,6 +111,10 @@ bool sim_fetch(struct sim_world *world, uint32_t n, int64_t *again_ns)
     if (peer == NULL || peer->generation != learner->fetch.generation) {
         sim_fetch_release(learner); /* It died meanwhile. */
         return true;
+    }
+    if (!learner->fetch.told) {
+        learner->fetch.told = true;
+        wk_link_tell_offers(learner->link);
     }
     if (!take(world, n) && world->now_ns < learner->fetch.give_up_ns) {
         *again_ns = world->now_ns + SIM_SECOND / 10;

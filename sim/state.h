@@ -116,7 +116,7 @@ struct sim_learner {
     uint64_t slot_content[SIM_FRAGMENTS_MAX][WK_SLOTS];
     uint64_t base_content[SIM_FRAGMENTS_MAX];
     struct { /* A peer's state, while joining. */
-        bool under_way;
+        bool under_way, told;
         struct dl_wire_peer peer;
         uint64_t generation; /* Of that peer's process. */
         int64_t until_ns, give_up_ns;

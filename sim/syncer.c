@@ -36,11 +36,12 @@ static void result(struct sim_world *world, uint32_t shard, const struct sy_acti
     }
 }
 
-static void broadcast(struct sim_world *world, uint32_t shard, uint32_t local)
+static void broadcast(struct sim_world *world, uint32_t shard, uint32_t fragment)
 {
+    uint32_t local = sim_local_of(world, fragment);
     for (uint32_t m = 0; m < sy_core_members(world->syncers[shard].core); m++) {
         uint32_t c = world->syncers[shard].member_conns[m];
-        if (c != SIM_NONE) {
+        if (c != SIM_NONE && !sy_core_holds_back(world->syncers[shard].core, m, fragment)) {
             world->conns[c]->wanted[local] = true;
             sim_transmit_soon(world, c);
         }
@@ -64,7 +65,7 @@ static void carry_out(struct sim_world *world, uint32_t shard, const struct sy_a
     case SY_ACT_RESULT: result(world, shard, action, conn, c); break;
     case SY_ACT_MERGE: sim_syncer_merge(world, shard, action); break;
     case SY_ACT_SEED_STORE: sim_syncer_make(world, shard, action, true); break;
-    case SY_ACT_BROADCAST: broadcast(world, shard, sim_local_of(world, action->fragment)); break;
+    case SY_ACT_BROADCAST: broadcast(world, shard, action->fragment); break;
     case SY_ACT_SEND:
         if (conn != NULL) {
             conn->wanted[sim_local_of(world, action->fragment)] = true;

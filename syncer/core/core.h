@@ -58,8 +58,8 @@ enum sy_action_type {
     SY_ACT_RESULT,
     SY_ACT_MERGE,      /* Merge `round` of `fragment` with sy_core_participants, commit, then sy_core_on_committed. */
     SY_ACT_SEED_STORE, /* `member`'s seed push of `fragment` becomes version 1: commit, then sy_core_on_committed. */
-    /* Send the current version of `fragment` to every member, learners and evaluators. A first state is broadcast once all
-     * fragments of the shard are stored, never in part. */
+    /* Send the current version of `fragment` to every member, learners and evaluators, but for those from whom it is held back
+     * (sy_core_holds_back). A first state is broadcast once all fragments of the shard are stored, never in part. */
     SY_ACT_BROADCAST,
     SY_ACT_SEND,  /* Send the current version of `fragment` to `member` (it joined, or came back). */
     SY_ACT_STOP,  /* Send `stop` to `member`. */
@@ -191,6 +191,9 @@ void sy_core_on_evaluation(struct sy_core *core, int64_t now_ns, uint32_t member
 /* A joiner's HELD: `same` when version and content hash are those of the fragment's current version. The shell answers it
  * with those. Queues a SEND when they are not, or when a peer that had it has failed. */
 void sy_core_on_held(struct sy_core *core, int64_t now_ns, uint32_t member, uint32_t fragment, bool same);
+/* Whether the joiner `member` (SY_NO_MEMBER: nobody) is still to say what a peer could give it of `fragment`: nothing of it is
+ * sent before. */
+bool sy_core_holds_back(const struct sy_core *core, uint32_t member, uint32_t fragment);
 void sy_core_on_recovered(struct sy_core *core, int64_t now_ns, uint32_t member,
                           const struct dl_wire_recovered *recovered);
 /* Ask everyone to stop: SUCCEEDED and REQUESTED merge once more first (bounded by sync.finishSeconds), FAILED at once. */

@@ -1,8 +1,9 @@
 /* sy_core, peers: whom a joiner may take its state from, and what of it the syncer has still to send.
  *
  * A joiner that asks for peers gets their addresses, and its fragments are held back one by one until it has said (HELD)
- * what a peer could give it: what equals the syncer's own to the bit it takes from there, everything else is sent. A
- * broadcast in between reaches it as it reaches everybody, and ends the holding back of that fragment.
+ * what a peer could give it: what equals the syncer's own to the bit it takes from there, everything else is sent. Until
+ * then broadcasts pass it by: its link is busy with optimiser state, and of a fragment that is merged again and again
+ * meanwhile it needs the last version alone. From then on they reach it as they reach everybody.
  *
  * A peer is healthy when it trains, serves, was heard of late, and has the current version of every fragment, or, where
  * a round has just been committed, the one before: that update is on its way to it, and its state is a snapshot of its
@@ -99,8 +100,15 @@ bool sy_peers_offer(struct sy_core *core, uint32_t m, const struct dl_wire_hello
 void sy_peers_broadcast(struct sy_core *core, uint32_t local)
 {
     for (uint32_t m = 0; m < core->slots; m++) {
-        core->members[m].parts[local].hold = SY_HOLD_NONE;
+        struct sy_part *part = &core->members[m].parts[local];
+        part->hold = part->hold == SY_HOLD_UNTOLD ? SY_HOLD_UNTOLD : SY_HOLD_NONE;
     }
+}
+
+bool sy_core_holds_back(const struct sy_core *core, uint32_t m, uint32_t fragment)
+{
+    uint32_t local = sy_fragment_local(core, fragment);
+    return m < core->slots && local != UINT32_MAX && core->members[m].parts[local].hold == SY_HOLD_UNTOLD;
 }
 
 void sy_core_on_held(struct sy_core *core, int64_t now_ns, uint32_t m, uint32_t fragment, bool same)

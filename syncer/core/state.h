@@ -38,7 +38,7 @@ enum sy_part_state {
 /* Of a joiner that may get a fragment from a peer: the syncer does not send it. */
 enum sy_hold {
     SY_HOLD_NONE,
-    SY_HOLD_UNTOLD,  /* It has yet to say whether a peer has the current version. */
+    SY_HOLD_UNTOLD,  /* It has yet to say whether a peer has the current version. New ones are not sent either. */
     SY_HOLD_CLAIMED, /* One has; the joiner is fetching it. */
 };
 

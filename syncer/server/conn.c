@@ -20,14 +20,16 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
     struct sy_conn *conn = dl_alloc_aligned(sizeof *conn);
     bool *wanted = calloc(server->fragment_count, sizeof *wanted);
     bool *offered = calloc(server->fragment_count, sizeof *offered);
+    bool *lacked = calloc(server->fragment_count, sizeof *lacked);
     struct sy_blob **parked = calloc(server->fragment_count, sizeof(struct sy_blob *));
     /* One push a fragment, and one of an earlier round whose chunks are still being dropped. */
     uint32_t transfers_max = 2 * server->fragment_count + 2;
     struct sy_transfer *transfers = calloc(transfers_max, sizeof *transfers);
-    if (conn == NULL || wanted == NULL || offered == NULL || parked == NULL || transfers == NULL) {
+    if (conn == NULL || wanted == NULL || offered == NULL || lacked == NULL || parked == NULL || transfers == NULL) {
         free(conn);
         free(wanted);
         free(offered);
+        free(lacked);
         free(parked);
         free(transfers);
         return NULL;
@@ -36,6 +38,7 @@ struct sy_conn *sy_conn_new(struct sy_server *server, struct lws *wsi)
     conn->wsi = wsi;
     conn->wanted = wanted;
     conn->offered = offered;
+    conn->lacked = lacked;
     conn->parked = parked;
     conn->transfers = transfers;
     conn->transfers_max = transfers_max;
@@ -185,6 +188,7 @@ void sy_conn_closed(struct sy_conn *conn)
     free(conn->transfers);
     free(conn->wanted);
     free(conn->offered);
+    free(conn->lacked);
     free(conn->parked);
     free(conn);
 }

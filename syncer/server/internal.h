@@ -124,7 +124,8 @@ struct sy_conn {
     size_t control_bytes;
     bool *wanted;  /* By local fragment: newer than what was sent, or begun to be. */
     bool *offered; /* By local fragment: its version that is not durable yet has not been begun. */
-    uint32_t wanted_count, offered_count, next_local;
+    bool *lacked;  /* By local fragment: wanted, and what it has of it is older than its connection, or nothing. */
+    uint32_t wanted_count, offered_count, lacked_count, next_local;
     struct sy_blob *sending;
     uint32_t sending_chunk;
     struct sy_blob **parked; /* By local fragment: all sent but the last chunk, which waits until it is durable. */
@@ -189,6 +190,8 @@ void sy_conn_send_last(struct sy_conn *conn, const struct dl_wire_message *messa
 /* It is to have the fragment's durable version. One that is under way is finished; an other one that waits to be durable is
  * given up, and sent anew when it is its turn. */
 void sy_conn_want(struct sy_conn *conn, uint32_t local);
+/* The same of one that has joined, or come back, and has not been sent anything of the fragment: goes before all others. */
+void sy_conn_lacks(struct sy_conn *conn, uint32_t local);
 /* The fragment's next version is there, but not durable: all but its last chunk may go. */
 void sy_conn_offer(struct sy_conn *conn, uint32_t local);
 /* Whatever of updates was under way or waits. */

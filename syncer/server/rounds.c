@@ -263,7 +263,9 @@ static void take_encoded(struct sy_server *server, struct sy_job *job)
     state->held->is_held = true;
     sy_times_offered(server, job->local);
     for (struct sy_conn *conn = server->conns; conn != NULL; conn = conn->next) {
-        sy_conn_offer(conn, job->local);
+        if (!sy_core_holds_back(server->core, conn->member, job->fragment)) {
+            sy_conn_offer(conn, job->local);
+        }
     }
 }
 
@@ -314,7 +316,9 @@ void sy_server_take_results(struct sy_server *server)
 static void broadcast(struct sy_server *server, uint32_t fragment)
 {
     for (struct sy_conn *conn = server->conns; conn != NULL; conn = conn->next) {
-        sy_conn_want(conn, sy_local_index(server, fragment));
+        if (!sy_core_holds_back(server->core, conn->member, fragment)) {
+            sy_conn_want(conn, sy_local_index(server, fragment));
+        }
     }
 }
 
@@ -415,7 +419,7 @@ static void carry_out(struct sy_server *server, const struct sy_action *action)
     case SY_ACT_BROADCAST: broadcast(server, action->fragment); break;
     case SY_ACT_SEND:
         if (conn != NULL) {
-            sy_conn_want(conn, sy_local_index(server, action->fragment));
+            sy_conn_lacks(conn, sy_local_index(server, action->fragment));
         }
         break;
     case SY_ACT_STOP: send_stop(action, conn); break;

@@ -73,10 +73,10 @@ static void give_up_held(struct sy_conn *conn, uint32_t local)
 
 void sy_conn_drop_updates(struct sy_conn *conn)
 {
-    conn->wanted_count = conn->offered_count = conn->parked_count = 0;
+    conn->wanted_count = conn->offered_count = conn->lacked_count = conn->parked_count = 0;
     sy_blob_drop(dl_take(conn->sending));
     for (uint32_t i = 0; i < conn->server->fragment_count; i++) {
-        conn->wanted[i] = conn->offered[i] = false;
+        conn->wanted[i] = conn->offered[i] = conn->lacked[i] = false;
         sy_blob_drop(dl_take(conn->parked[i]));
     }
 }
@@ -113,6 +113,15 @@ void sy_conn_want(struct sy_conn *conn, uint32_t local)
     conn->wanted_count++;
 }
 
+void sy_conn_lacks(struct sy_conn *conn, uint32_t local)
+{
+    sy_conn_want(conn, local);
+    if (conn->wanted[local] && !conn->lacked[local]) {
+        conn->lacked[local] = true;
+        conn->lacked_count++;
+    }
+}
+
 void sy_conn_offer(struct sy_conn *conn, uint32_t local)
 {
     if (conn->wsi == NULL || conn->state != SY_CONN_JOINED || conn->farewell != NULL || conn->offered[local]) {
@@ -130,6 +139,8 @@ static struct sy_blob *take_turn(struct sy_conn *conn, uint32_t local)
     if (conn->wanted[local]) {
         conn->wanted[local] = false;
         conn->wanted_count--;
+        conn->lacked_count -= conn->lacked[local] ? 1 : 0;
+        conn->lacked[local] = false;
         return fragment->blob;
     }
     if (conn->offered[local]) {
@@ -140,10 +151,29 @@ static struct sy_blob *take_turn(struct sy_conn *conn, uint32_t local)
     return NULL;
 }
 
-/* Picks the next fragment, in turn. */
+/* Of what is lacked the version that was made last: it stays the newest for longest. One that is merged anew before its turn
+ * comes is sent once, as that. */
+static uint32_t newest_lacked(const struct sy_conn *conn)
+{
+    uint32_t newest = conn->next_local;
+    uint64_t round = 0;
+    for (uint32_t i = 0; i < conn->server->fragment_count; i++) {
+        const struct sy_blob *blob = conn->server->fragments[i].blob;
+        if (conn->lacked[i] && (!conn->lacked[newest] || (blob != NULL && blob->round > round))) {
+            newest = i;
+            round = blob == NULL ? 0 : blob->round;
+        }
+    }
+    return newest;
+}
+
+/* Picks the next fragment: what is lacked first, then in turn. */
 static void begin_update(struct sy_conn *conn)
 {
     struct sy_blob *blob = NULL;
+    while (blob == NULL && conn->lacked_count > 0) {
+        blob = take_turn(conn, newest_lacked(conn));
+    }
     while (blob == NULL && conn->wanted_count + conn->offered_count > 0) {
         blob = take_turn(conn, conn->next_local);
         bool has_more = conn->wanted[conn->next_local] || conn->offered[conn->next_local];

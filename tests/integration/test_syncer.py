@@ -133,6 +133,46 @@ def test_same_process_reconnects(build):
         check(status["connected"] == 1 and len(status["learners"]) == 1, "one learner")
 
 
+def test_a_joiner_that_fetches_is_sent_nothing(build):
+    """J3: what is merged while a joiner takes optimiser state from a peer passes it by; it then gets the last version, once."""
+    with Ensemble(build, job()) as e:
+        e.start_syncers()
+        one = seeded(e, hello={"serve": "127.0.0.1:9"})
+        drive([one], lambda: e.learner(0)["serves"], 20, "a peer")
+        joiner = Client(e.addresses[0], e.token)
+        joiner.join(JOB, tensors(), recover=1)
+        peers = joiner.expect("peers")
+        check(peers["count"] == 1 and peers["serve0"] == "127.0.0.1:9", f"a peer: {peers}")
+        before = dict(one.versions)
+        drive([one], lambda: all(one.versions[f] >= before[f] + 3 for f in before), 20, "three rounds of each fragment")
+        while joiner.has_data(0.1):
+            name, fields = joiner.receive(heartbeats=True)
+            check(name == "heartbeat", f"nothing but heartbeats: {name} {fields}")
+        check(not joiner.updates, "no part of a version either")
+        for fragment in (0, 1):
+            joiner.send(c.HELD, fragment=fragment, version=0, content_hash=0)
+        got = [joiner.expect("update") for _ in (0, 1)]
+        check({update["fragment"]: update["version"] for update in got} == one.versions, f"the last versions: {joiner.versions}")
+
+
+def test_what_is_lacked_comes_newest_first(build):
+    """J3: one that joins gets the version that was made last first: those made before it are replaced sooner."""
+    with Ensemble(build, job()) as e:
+        e.start_syncers()
+        one = seeded(e)
+        firsts = set()
+        for fragment in (0, 1, 0, 1, 0, 1):
+            drive([one], lambda: one.values[fragment]["round"] > one.values[1 - fragment]["round"], 20, "a round")
+            watcher = Client(e.addresses[0], e.token)
+            watcher.join(JOB, tensors(), role=1)
+            first_one, second = watcher.expect("update"), watcher.expect("update")
+            check(first_one["fragment"] != second["fragment"] and first_one["round"] > second["round"],
+                  f"the newest first: rounds {first_one['round']} and {second['round']}")
+            firsts.add(first_one["fragment"])
+            watcher.close()
+        check(firsts == {0, 1}, "either of them")
+
+
 # --- messages that break the protocol
 
 

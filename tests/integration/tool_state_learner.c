@@ -6,7 +6,8 @@
  * Tells on stdout, a line each: "joined SECONDS from LEARNER step STEP hash HASH", where HASH is over the state that was
  * taken over (or its own), and then every second "steps N of COUNT work MS cpu MS longest MS pushed N": the mean of COUNT steps
  * since the last line, with diloco_step and without the rest, by the clock and of this thread's own processor time; the
- * longest of them. Ends with the job, or when stdin does. */
+ * longest of them. The library's log goes to stderr, each line with the seconds of the monotonic clock. Ends with the job, or
+ * when stdin does. */
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -34,7 +35,7 @@ static int fail(const char *doing, const struct diloco_error *error)
 static void say(void *context, int level, const char *line)
 {
     (void)context;
-    fprintf(stderr, "%d %s\n", level, line);
+    fprintf(stderr, "%.3f %d %s\n", (double)dl_now_ns() * 1e-9, level, line);
 }
 
 /* Keeps a core busy with a fixed amount of work: so many passes over what the first-level cache holds. */

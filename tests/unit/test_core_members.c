@@ -114,6 +114,44 @@ static void test_j3_a_joiner_is_told_of_peers_and_says_what_they_have(void)
     rig_free(rig);
 }
 
+/* What is merged while a joiner's link is busy with optimiser state passes it by; then it gets the last version, once. */
+static void test_j3_a_joiner_that_has_not_spoken_is_sent_nothing(void)
+{
+    struct rig *rig = rig_start(rig_spec());
+    seed_serving(rig, 3);
+    uint32_t member = join_asking(rig, 5), evaluator = SY_NO_MEMBER;
+    struct dl_wire_hello hello = rig_hello_of(rig, -1, 900);
+    hello.role = DL_ROLE_EVALUATOR;
+    CU_ASSERT_EQUAL_FATAL(rig_hello(rig, &hello, &evaluator), DL_OK);
+    uint32_t fragment = 0;
+    for (uint32_t k = 0; k < 2 * rig->spec->sync.fragments; k++) {
+        struct dl_wire_pull pull = rig_open_round(rig, 3);
+        fragment = pull.fragment;
+        rig_merge_all(rig, 3, &pull);
+        CU_ASSERT(sy_core_holds_back(rig->core, member, fragment));
+        CU_ASSERT_FALSE(sy_core_holds_back(rig->core, 0, fragment));
+        CU_ASSERT_FALSE(sy_core_holds_back(rig->core, evaluator, fragment));
+    }
+    CU_ASSERT_FALSE(sy_core_holds_back(rig->core, SY_NO_MEMBER, fragment));
+    CU_ASSERT_FALSE(sy_core_holds_back(rig->core, member, 9));
+    held(rig, member, fragment, false);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 1);
+    CU_ASSERT_EQUAL(rig_action(rig, SY_ACT_SEND, 0)->version, rig_version(rig, fragment));
+    CU_ASSERT_FALSE(sy_core_holds_back(rig->core, member, fragment));
+    held(rig, member, (fragment + 1) % rig->spec->sync.fragments,
+         true); /* A peer has it; the next version is for all. */
+    CU_ASSERT_FALSE(sy_core_holds_back(rig->core, member, (fragment + 1) % rig->spec->sync.fragments));
+    CU_ASSERT(sy_core_holds_back(rig->core, member, (fragment + 2) % rig->spec->sync.fragments));
+    /* It returns before it has spoken of the rest: nothing is held back from one that does not ask. */
+    uint32_t again;
+    hello = rig_hello_of(rig, 5, 505);
+    CU_ASSERT_EQUAL_FATAL(rig_hello(rig, &hello, &again), DL_OK);
+    CU_ASSERT_EQUAL(again, member);
+    CU_ASSERT_FALSE(sy_core_holds_back(rig->core, member, (fragment + 2) % rig->spec->sync.fragments));
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), rig->spec->sync.fragments);
+    rig_free(rig);
+}
+
 /* Healthy: connected, serving, trained, heard of late, and with the current version of every fragment or the one before. */
 static void test_j3_only_healthy_peers_are_named(void)
 {
@@ -491,6 +529,7 @@ static void test_a_learner_ahead_of_the_syncer_is_sent_its_version(void)
 
 UNIT_MAIN("core_members", {"J2 refusals", test_j2_refusals}, {"full", test_full_is_refused_and_room_is_found_again},
           {"J3 a joiner is told of peers", test_j3_a_joiner_is_told_of_peers_and_says_what_they_have},
+          {"J3 sent nothing", test_j3_a_joiner_that_has_not_spoken_is_sent_nothing},
           {"J3 only healthy peers", test_j3_only_healthy_peers_are_named},
           {"J3 without a peer", test_j3_without_a_peer_the_syncer_sends_at_once}, {"any free id", test_any_free_id},
           {"J1 newer incarnation", test_j1_newer_incarnation_supersedes},

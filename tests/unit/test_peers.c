@@ -118,6 +118,32 @@ static void test_a_newer_version_wins(void)
     finish();
 }
 
+/* J3: while optimiser state is fetched the syncer is asked for nothing, so that its link carries no version that is soon replaced;
+ * what was merged meanwhile comes from it, once. */
+static void merge_while_states_come(struct rig_joiner *who)
+{
+    bool states_are_here = strstr(who->log, "optimiser state of learner") != NULL;
+    CU_ASSERT(who->helds == 0 || states_are_here);
+    if (a.filled == 1 && who->current[3].version < 20 && !states_are_here) {
+        who->current[3].version++;
+        who->current[3].round++;
+    }
+}
+
+static void test_nothing_is_asked_for_before_the_states_are_here(void)
+{
+    start(DL_CODEC_NONE);
+    rig_join(&joiner, both, NULL, 2);
+    rig_run(&joiner, both, 2, merge_while_states_come);
+    rig_check(&joiner, &a);
+    CU_ASSERT(joiner.current[3].version > 8);
+    CU_ASSERT_EQUAL(joiner.helds, RIG_FRAGMENTS);
+    CU_ASSERT_EQUAL(joiner.sent, 1);
+    uint64_t third = dl_codec_bytes(DL_CODEC_NONE, joiner.layout->fragments[3].padded_elements);
+    CU_ASSERT_EQUAL(joiner.report.bytes, states_bytes() + fragments_bytes() - third);
+    finish();
+}
+
 /* A trainer that registers something else takes over parameters only. */
 static void test_other_optimiser_state_is_left_alone(void)
 {
@@ -519,6 +545,7 @@ UNIT_MAIN("peers", {"state and fragments are taken over (J3, J6)", test_state_an
           {"no peer means the syncer at once", test_no_peer_means_the_syncer_at_once},
           {"what differs comes from the syncer (J6)", test_what_differs_comes_from_the_syncer},
           {"a newer version wins", test_a_newer_version_wins},
+          {"J3 states before fragments", test_nothing_is_asked_for_before_the_states_are_here},
           {"other optimiser state is left alone", test_other_optimiser_state_is_left_alone},
           {"a broken connection is resumed by byte range (J4)", test_a_broken_connection_is_resumed_by_byte_range},
           {"a peer that dies in its state is replaced", test_a_peer_that_dies_in_its_state_is_replaced},

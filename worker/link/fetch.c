@@ -236,6 +236,16 @@ static enum dl_rc check_manifest(const struct wk_fetch *fetch, const struct dl_l
     return DL_OK;
 }
 
+static void begin_fragments(struct wk_fetch *fetch)
+{
+    pthread_mutex_lock(&fetch->hub->lock);
+    wk_link_tell_offers(fetch->hub->link);
+    pthread_mutex_unlock(&fetch->hub->lock);
+    wk_net_wake(fetch->hub);
+    fetch->stage = STAGE_FRAGMENTS;
+    fetch->waiting_ns = dl_now_ns();
+}
+
 static void take_manifest(struct wk_fetch *fetch)
 {
     struct dl_err err;
@@ -257,7 +267,6 @@ static void take_manifest(struct wk_fetch *fetch)
     pthread_mutex_lock(&hub->lock);
     wk_link_on_offers(hub->link, offers);
     pthread_mutex_unlock(&hub->lock);
-    wk_net_wake(hub);
     uint64_t states_offset = wk_manifest_states_offset(&fetch->manifest);
     bool match = states_match(fetch);
     if (!match && !fetch->complete) {
@@ -270,8 +279,10 @@ static void take_manifest(struct wk_fetch *fetch)
     fetch->answered = true;
     fetch->state_bytes = wk_manifest_total(&fetch->manifest) - states_offset;
     fetch->done = 0;
-    fetch->stage = match && !fetch->complete && fetch->state_count > 0 ? STAGE_STATES : STAGE_FRAGMENTS;
-    fetch->waiting_ns = dl_now_ns();
+    fetch->stage = STAGE_STATES;
+    if (!match || fetch->complete || fetch->state_count == 0) {
+        begin_fragments(fetch);
+    }
 }
 
 static void get_manifest(struct wk_fetch *fetch)
@@ -370,8 +381,7 @@ static void got_states(struct wk_fetch *fetch)
     fetch->report = (struct dl_wire_recovered){
         .learner = fetch->manifest.learner, .nonce = fetch->manifest.nonce, .step = fetch->manifest.step};
     memcpy(fetch->report.uid, fetch->manifest.uid, sizeof fetch->report.uid);
-    fetch->stage = STAGE_FRAGMENTS;
-    fetch->waiting_ns = dl_now_ns();
+    begin_fragments(fetch);
 }
 
 static void get_states(struct wk_fetch *fetch)

@@ -1,8 +1,8 @@
 /* wk_fetch: a joiner's side of peer recovery: fetches optimiser state and fragments from a peer that serves them, in turns
  * on the trainer's thread while it waits in diloco_join.
  *
- * Order: the peer's manifest; the optimiser's state; then the fragments that the syncer confirmed and that nothing newer has
- * replaced meanwhile. Every part's hash is checked. A connection that breaks is resumed at the byte where it broke; when
+ * Order: the peer's manifest; the optimiser's state; then the syncer is asked, and the fragments that it confirms and that
+ * nothing newer replaces meanwhile. Every part's hash is checked. A connection that breaks is resumed at the byte where it broke; when
  * a peer fails, the next one is taken: what was fetched of a fragment counts on when that one has the same version with the
  * same content, optimiser state begins anew, since it is each learner's own. No bound but on progress: WK_FETCH_PROGRESS_NS
  * without a byte. With no peer left: what came is kept, the rest comes from the syncer, optimiser state that is not complete

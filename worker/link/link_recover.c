@@ -77,7 +77,7 @@ void wk_recover_on_peers(struct wk_link *link, int64_t now_ns, uint32_t shard, c
     for (uint32_t i = 0; i < peers->count; i++) {
         add_candidate(recover, &peers->peers[i]);
     }
-    if (recover->offered) {
+    if (recover->told) {
         tell_again(link, shard);
     }
 }
@@ -85,7 +85,7 @@ void wk_recover_on_peers(struct wk_link *link, int64_t now_ns, uint32_t shard, c
 void wk_recover_on_held(struct wk_link *link, const struct dl_wire_held *held)
 {
     struct wk_fragment *fragment = &link->fragments[held->fragment];
-    if (fragment->offer.version == 0 || fragment->held_due) {
+    if (fragment->offer.version == 0 || fragment->held_due || !link->recover.told) {
         return; /* An answer to what was said before. */
     }
     fragment->offer_confirmed =
@@ -171,7 +171,7 @@ bool wk_link_next_peer(struct wk_link *link, struct dl_wire_peer *out)
 void wk_link_on_offers(struct wk_link *link, const struct wk_offer *offers)
 {
     assert(link->recover.state == WK_RECOVER_FETCHING);
-    link->recover.offered = true;
+    link->recover.told = false;
     for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
         struct wk_fragment *fragment = &link->fragments[p];
         if (wk_version_held(fragment) >= offers[p].version && fragment->adopted) {
@@ -179,8 +179,18 @@ void wk_link_on_offers(struct wk_link *link, const struct wk_offer *offers)
             continue;
         }
         fragment->offer = offers[p];
-        fragment->offer_confirmed = false;
-        fragment->held_due = link->conns[wk_shard_of(link, p)].state == WK_CONN_READY;
+        fragment->offer_confirmed = fragment->held_due = false;
+    }
+}
+
+void wk_link_tell_offers(struct wk_link *link)
+{
+    assert(link->recover.state == WK_RECOVER_FETCHING);
+    link->recover.told = true;
+    for (uint32_t i = 0; i < link->shards; i++) {
+        if (link->conns[i].state == WK_CONN_READY) {
+            tell_again(link, i);
+        }
     }
 }
 

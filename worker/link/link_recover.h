@@ -4,8 +4,10 @@
  * A fresh learner asks for peers in HELLO. Once PEERS has come from every shard (or for WK_GATHER_MS from some), the
  * boundary says WK_STEP_FETCH, and the shell, on the trainer's thread,
  *   - takes a candidate (wk_link_next_peer), gets its manifest and hands over what it offers (wk_link_on_offers);
- *   - fetches the optimiser's state, then every fragment for which wk_link_offer says WK_OFFER_TAKE, and takes each over
- *     with wk_link_adopt, applying it, wk_link_on_applied;
+ *   - fetches the optimiser's state; until it calls wk_link_tell_offers the syncer sends nothing of any fragment, so that
+ *     versions that are replaced meanwhile do not take the link;
+ *   - fetches every fragment for which wk_link_offer then says WK_OFFER_TAKE, and takes each over with wk_link_adopt,
+ *     applying it, wk_link_on_applied;
  *   - ends with wk_link_on_recovered, or, when no candidate is left, without a report.
  * A fragment is taken from a peer only when the syncer has said that it holds the same version with the same content;
  * whatever else is newer comes as an UPDATE, at any time. So what a joiner has adopted is the syncer's, to the bit.
@@ -29,6 +31,8 @@ bool wk_link_next_peer(struct wk_link *link, struct dl_wire_peer *out);
 
 /* A peer's offers, one a fragment of the layout; they replace an earlier peer's. Version 0: not held. */
 void wk_link_on_offers(struct wk_link *link, const struct wk_offer *offers);
+/* Fragments are what comes next: the syncers are told what is offered, and say of each whether they hold the same. */
+void wk_link_tell_offers(struct wk_link *link);
 
 enum wk_offer_state {
     WK_OFFER_WAIT, /* The syncer has not said yet whether it holds the same. */

@@ -112,7 +112,7 @@ struct wk_recover {
         uint32_t named; /* By so many shards. */
         bool tried;
     } candidates[WK_CANDIDATES_MAX];
-    bool offered; /* The offers of some peer are known. */
+    bool told; /* The shards are told what is offered. */
     struct dl_wire_recovered report;
 };
 
