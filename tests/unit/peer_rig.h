@@ -453,9 +453,7 @@ static inline void rig_answer(struct rig_joiner *joiner, const struct dl_wire_me
     }
 }
 
-/* Connects and names `count` peers by these addresses. */
-static inline void rig_join(struct rig_joiner *joiner, struct rig_peer *const *peers, const char *const *addresses,
-                            uint32_t count)
+static inline void rig_be_welcome(struct rig_joiner *joiner)
 {
     struct wk_link *link = joiner->hub.link;
     static struct dl_wire_message message;
@@ -475,18 +473,33 @@ static inline void rig_join(struct rig_joiner *joiner, struct rig_peer *const *p
     message.as.welcome.heartbeat_ms = 60000;
     message.as.welcome.timeout_ms = 120000;
     rig_tell(joiner, &message);
+}
+
+static inline void rig_name_peers(struct rig_joiner *joiner, struct rig_peer *const *peers,
+                                  const char *const *addresses, uint32_t count)
+{
+    static struct dl_wire_message message;
     make_message(&message, DL_WIRE_PEERS);
     message.as.peers.count = (uint8_t)count;
     for (uint32_t i = 0; i < count; i++) {
         struct dl_wire_peer *peer = &message.as.peers.peers[i];
         *peer = (struct dl_wire_peer){.learner = peers[i]->source.learner, .nonce = peers[i]->nonce};
-        snprintf(peer->uid, sizeof peer->uid, "%s", peers[i]->uid);
-        snprintf(peer->serve, sizeof peer->serve, "%s", addresses == NULL ? peers[i]->address : addresses[i]);
+        const char *address = addresses == NULL ? peers[i]->address : addresses[i];
+        snprintf(peer->uid, sizeof peer->uid, "%.*s", (int)sizeof peer->uid - 1, peers[i]->uid);
+        snprintf(peer->serve, sizeof peer->serve, "%.*s", (int)sizeof peer->serve - 1, address);
     }
     rig_tell(joiner, &message);
     for (uint32_t p = 0; count == 0 && p < RIG_FRAGMENTS; p++) {
         rig_send_update(joiner, p);
     }
+}
+
+/* Connects and names `count` peers by these addresses. */
+static inline void rig_join(struct rig_joiner *joiner, struct rig_peer *const *peers, const char *const *addresses,
+                            uint32_t count)
+{
+    rig_be_welcome(joiner);
+    rig_name_peers(joiner, peers, addresses, count);
 }
 
 /* Does what the link says until it may train. `each` is called between two turns. */

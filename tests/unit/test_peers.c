@@ -144,6 +144,45 @@ static void test_nothing_is_asked_for_before_the_states_are_here(void)
     finish();
 }
 
+/* J3: a peer is asked for its state before this learner makes its base copy, and makes its snapshot meanwhile. */
+static void test_a_peer_is_asked_first(void)
+{
+    start(DL_CODEC_NONE);
+    struct wk_step step;
+    rig_be_welcome(&joiner);
+    int64_t now_ns = dl_now_ns(), patience_ns = WK_PEERS_MS * DL_NS_PER_MS;
+    wk_link_next_step(joiner.hub.link, now_ns, &step);
+    CU_ASSERT_EQUAL(step.type, WK_STEP_WAIT); /* PEERS is on its way, */
+    CU_ASSERT(step.until_ns <= now_ns + patience_ns);
+    wk_link_next_step(joiner.hub.link, now_ns + patience_ns, &step);
+    CU_ASSERT_EQUAL(step.type, WK_STEP_PREPARE); /* but is not waited for in vain. */
+    rig_name_peers(&joiner, both, NULL, 2);
+    wk_link_next_step(joiner.hub.link, now_ns, &step);
+    CU_ASSERT_EQUAL(step.type, WK_STEP_FETCH);
+    wk_fetch_turn(joiner.fetch);
+    wk_link_next_step(joiner.hub.link, now_ns, &step);
+    CU_ASSERT_EQUAL(step.type, WK_STEP_PREPARE);
+    int64_t until_ns = dl_now_ns() + RIG_BOUND_NS;
+    while (!wk_serve_wants(a.serve) && dl_now_ns() < until_ns) {
+        (void)poll(NULL, 0, 1);
+    }
+    CU_ASSERT(wk_serve_wants(a.serve));
+    rig_run(&joiner, both, 2, NULL);
+    rig_check(&joiner, &a);
+    finish();
+}
+
+static void test_without_peers_nothing_is_waited_for(void)
+{
+    start(DL_CODEC_NONE);
+    struct wk_step step;
+    rig_be_welcome(&joiner);
+    rig_name_peers(&joiner, both, NULL, 0);
+    wk_link_next_step(joiner.hub.link, dl_now_ns(), &step);
+    CU_ASSERT_EQUAL(step.type, WK_STEP_PREPARE);
+    finish();
+}
+
 /* A trainer that registers something else takes over parameters only. */
 static void test_other_optimiser_state_is_left_alone(void)
 {
@@ -544,7 +583,8 @@ static void test_manifests_are_checked(void)
 UNIT_MAIN("peers", {"state and fragments are taken over (J3, J6)", test_state_and_fragments_are_taken_over},
           {"no peer means the syncer at once", test_no_peer_means_the_syncer_at_once},
           {"what differs comes from the syncer (J6)", test_what_differs_comes_from_the_syncer},
-          {"a newer version wins", test_a_newer_version_wins},
+          {"a newer version wins", test_a_newer_version_wins}, {"J3 a peer is asked first", test_a_peer_is_asked_first},
+          {"without peers nothing is waited for", test_without_peers_nothing_is_waited_for},
           {"J3 states before fragments", test_nothing_is_asked_for_before_the_states_are_here},
           {"other optimiser state is left alone", test_other_optimiser_state_is_left_alone},
           {"a broken connection is resumed by byte range (J4)", test_a_broken_connection_is_resumed_by_byte_range},

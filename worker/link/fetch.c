@@ -308,6 +308,17 @@ static void get_manifest(struct wk_fetch *fetch)
     }
 }
 
+/* Until the request is out: what the caller does next takes time that the peer can use. */
+static void ask_for_manifest(struct wk_fetch *fetch)
+{
+    int64_t until_ns = dl_now_ns() + TURN_MS * DL_NS_PER_MS;
+    do {
+        if (fetch->stage == STAGE_MANIFEST) {
+            get_manifest(fetch);
+        }
+    } while (fetch->stage == STAGE_MANIFEST && fetch->get.state < WK_GET_HEAD && dl_now_ns() < until_ns);
+}
+
 /* --- optimiser state --------------------------------------------------------------------------------------------- */
 
 /* The part that byte `at` of states and trace lies in, and how far into it. UINT32_MAX: the trace. */
@@ -537,7 +548,10 @@ static void get_fragments(struct wk_fetch *fetch)
 void wk_fetch_turn(struct wk_fetch *fetch)
 {
     switch (fetch->stage) {
-    case STAGE_PICK: pick(fetch); break;
+    case STAGE_PICK:
+        pick(fetch);
+        ask_for_manifest(fetch);
+        break;
     case STAGE_MANIFEST: get_manifest(fetch); break;
     case STAGE_STATES: get_states(fetch); break;
     case STAGE_FRAGMENTS: get_fragments(fetch); break;

@@ -63,7 +63,7 @@ enum dl_rc wk_link_new(const struct wk_link_config *config, struct wk_link **out
     link->loss = NAN;
     link->keep_missed = config->keep_missed && config->role == DL_ROLE_LEARNER;
     link->recover.state = config->recover && config->role == DL_ROLE_LEARNER ? WK_RECOVER_ASKING : WK_RECOVER_OFF;
-    link->recover.since_ns = INT64_MAX;
+    link->recover.since_ns = link->recover.welcomed_ns = INT64_MAX;
     link->left_ns = link->waiting_ns = -1;
     dl_rng_init(&link->rng, config->nonce, dl_rng_stream("backoff", 0, 0));
     for (uint32_t i = 0; i < link->shards; i++) {

@@ -31,9 +31,9 @@ static void tell_again(struct wk_link *link, uint32_t shard)
     }
 }
 
-void wk_recover_on_welcome(struct wk_link *link, uint32_t shard)
+void wk_recover_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard)
 {
-    (void)link;
+    link->recover.welcomed_ns = DL_MIN(link->recover.welcomed_ns, now_ns);
     link->conns[shard].peers_heard = false;
 }
 
@@ -151,8 +151,24 @@ bool wk_recover_step(struct wk_link *link, int64_t now_ns, int64_t *until_ns)
     return true;
 }
 
+bool wk_recover_goes_first(struct wk_link *link, int64_t now_ns, struct wk_step *step)
+{
+    if (wk_recover_is_over(link) || link->recover.asked) {
+        return false;
+    }
+    if (wk_recover_step(link, now_ns, &step->until_ns)) {
+        step->type = WK_STEP_FETCH;
+        return true;
+    }
+    int64_t bound_ns = link->recover.welcomed_ns + WK_PEERS_MS * WK_NS_PER_MS;
+    step->type = WK_STEP_WAIT;
+    step->until_ns = DL_MIN(step->until_ns, bound_ns);
+    return !wk_recover_is_over(link) && now_ns < bound_ns;
+}
+
 bool wk_link_next_peer(struct wk_link *link, struct dl_wire_peer *out)
 {
+    link->recover.asked = true;
     struct wk_candidate *best = NULL;
     for (uint32_t i = 0; i < link->recover.count; i++) {
         struct wk_candidate *candidate = &link->recover.candidates[i];

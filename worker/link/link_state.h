@@ -105,7 +105,9 @@ enum wk_recover_state {
 
 struct wk_recover {
     enum wk_recover_state state;
-    int64_t since_ns; /* The first PEERS; INT64_MAX: none yet. */
+    int64_t since_ns;    /* The first PEERS; INT64_MAX: none yet. */
+    int64_t welcomed_ns; /* The first WELCOME; the same. */
+    bool asked;          /* The shell has taken a candidate. */
     uint32_t count;
     struct wk_candidate {
         struct dl_wire_peer peer;
@@ -264,7 +266,7 @@ void wk_missed_forget(struct wk_link *link, uint32_t fragment);
 /* link_recover.c */
 void wk_recover_on_peers(struct wk_link *link, int64_t now_ns, uint32_t shard, const struct dl_wire_peers *peers);
 void wk_recover_on_held(struct wk_link *link, const struct dl_wire_held *held);
-void wk_recover_on_welcome(struct wk_link *link, uint32_t shard);
+void wk_recover_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard);
 void wk_recover_forget(struct wk_link *link, uint32_t shard);
 bool wk_recover_asks(const struct wk_link *link); /* HELLO's `recover`. */
 /* The next message about recovery on this connection; false: none. */
@@ -273,6 +275,8 @@ bool wk_recover_send(struct wk_link *link, uint32_t shard);
  * `*until_ns`. */
 bool wk_recover_step(struct wk_link *link, int64_t now_ns, int64_t *until_ns);
 bool wk_recover_is_over(const struct wk_link *link);
+/* Before the base copy is made: a peer is asked first, since it takes as long for its snapshot. False: nobody is to be asked. */
+bool wk_recover_goes_first(struct wk_link *link, int64_t now_ns, struct wk_step *step);
 bool wk_stop_reached(struct wk_link *link, int64_t now_ns);
 /* The next TRACE of a connection up to `position`, into link->message; false: all that is sent. */
 bool wk_trace_send(struct wk_link *link, struct wk_conn *conn, uint64_t position);

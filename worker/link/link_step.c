@@ -373,7 +373,9 @@ void wk_link_next_step(struct wk_link *link, int64_t now_ns, struct wk_step *ste
         return;
     }
     if (!link->prepared) {
-        step->type = WK_STEP_PREPARE;
+        if (!wk_recover_goes_first(link, now_ns, step)) {
+            step->type = WK_STEP_PREPARE;
+        }
         return;
     }
     if (next_apply(link, step)) {

@@ -121,5 +121,5 @@ void wk_on_welcome(struct wk_link *link, int64_t now_ns, uint32_t shard, const s
     conn->epoch = welcome->epoch;
     conn->heard_ns = now_ns;
     conn->meta_due = link->joined && link->role == DL_ROLE_LEARNER && wk_recover_is_over(link);
-    wk_recover_on_welcome(link, shard);
+    wk_recover_on_welcome(link, now_ns, shard);
 }

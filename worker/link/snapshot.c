@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include "common/codec.h"
+#include "common/copy.h"
 #include "common/hash.h"
 #include "common/mem.h"
 
@@ -103,7 +104,7 @@ void wk_snapshot_fill(struct wk_snapshot *snapshot, const struct wk_snapshot_sou
         at += manifest->fragments[p].bytes;
     }
     for (uint32_t i = 0; i < manifest->state_count; i++) {
-        memcpy(at, source->states[i].data, source->states[i].bytes);
+        dl_copy_past(at, source->states[i].data, source->states[i].bytes);
         at += source->states[i].bytes;
     }
     manifest->step = step;

@@ -239,7 +239,12 @@ void wk_store_adopt(struct wk_store *store, uint32_t fragment, enum dl_codec cod
 
 void wk_store_encode_base(const struct wk_store *store, uint32_t fragment, enum dl_codec codec, uint8_t *out)
 {
-    dl_codec_encode(codec, store->base[fragment], store->layout->fragments[fragment].padded_elements / DL_BLOCK, out);
+    uint64_t elements = store->layout->fragments[fragment].padded_elements;
+    if (codec == DL_CODEC_NONE) {
+        dl_copy_past(out, store->base[fragment], elements * sizeof(float));
+    } else {
+        dl_codec_encode(codec, store->base[fragment], elements / DL_BLOCK, out);
+    }
 }
 
 struct snapshot {
