@@ -251,6 +251,7 @@ install: all
 	install -m 755 $(BUILD)/lib/libdiloco.so $(DESTDIR)$(PREFIX)/lib/libdiloco.so.0
 	ln -sf libdiloco.so.0 $(DESTDIR)$(PREFIX)/lib/libdiloco.so
 	install -m 644 worker/link/diloco.h $(DESTDIR)$(PREFIX)/include
+	@[ -n "$(DESTDIR)" ] || ldconfig 2> /dev/null || true # So that programs find libdiloco.so at once.
 
 clean:
 	rm -rf build

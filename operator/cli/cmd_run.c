@@ -251,6 +251,30 @@ static void print_warmup(const struct dl_spec *spec, const struct op_estimate *e
     }
 }
 
+static const char *plural(uint32_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
+static void print_learners(const struct dl_spec *spec)
+{
+    printf("%-22s %u (%u to %u), quorum %u, %u syncer shard%s\n", "learners", spec->learners.replicas,
+           spec->learners.min, spec->learners.max, dl_count_resolve(spec->sync.quorum, spec->learners.replicas),
+           spec->syncer.shards, plural(spec->syncer.shards));
+}
+
+/* A job without data is that of a trainer of one's own, whose tensors are not known here. */
+static void print_foreign(const struct dl_spec *spec)
+{
+    char budget[32];
+    op_format_count((double)spec->training.token_budget, budget, sizeof budget);
+    printf("%-22s %s\n%-22s %s\n", "job", spec->name, "model",
+           "that of a trainer of your own (there are no training.data.paths): its sizes are not known here");
+    print_learners(spec);
+    printf("%-22s %s tokens; %u fragment%s, every %u step%s\n", "budget", budget, spec->sync.fragments,
+           plural(spec->sync.fragments), spec->sync.interval, plural(spec->sync.interval));
+}
+
 static void print_summary(const struct dl_spec *spec)
 {
     struct op_estimate estimate;
@@ -261,21 +285,19 @@ static void print_summary(const struct dl_spec *spec)
     op_format_count((double)estimate.parameters, parameters, sizeof parameters);
     op_format_count((double)training->token_budget, budget, sizeof budget);
     printf("%-22s %s\n", "job", spec->name);
-    printf("%-22s %s parameters (%llu): vocabulary %u, width %u, %u layers, %u heads, sequences of %u\n", "model",
+    printf("%-22s %s parameters (%llu): vocabulary %u, width %u, %u layer%s, %u head%s, sequences of %u\n", "model",
            parameters, (unsigned long long)estimate.parameters, model->vocab_size, model->width, model->layers,
-           model->heads, model->sequence_length);
+           plural(model->layers), model->heads, plural(model->heads), model->sequence_length);
     for (uint32_t i = 0; i < training->data.path_count; i++) {
         printf("%-22s %s\n", i == 0 ? "data" : "", training->data.paths[i]);
     }
-    printf("%-22s %u (%u to %u), quorum %u, %u syncer shard%s\n", "learners", spec->learners.replicas,
-           spec->learners.min, spec->learners.max, dl_count_resolve(spec->sync.quorum, spec->learners.replicas),
-           spec->syncer.shards, spec->syncer.shards == 1 ? "" : "s");
+    print_learners(spec);
     printf("%-22s %llu a learner, %llu over all\n", "tokens a step", (unsigned long long)estimate.tokens_per_step,
            (unsigned long long)estimate.tokens_per_learner_step_all);
     if (training->token_budget > 0) {
-        printf("%-22s %s tokens: %llu steps a learner, about %llu rounds (%u fragments, every %u steps)\n", "budget",
+        printf("%-22s %s tokens: %llu steps a learner, about %llu rounds (%u fragment%s, every %u step%s)\n", "budget",
                budget, (unsigned long long)estimate.steps_per_learner, (unsigned long long)estimate.rounds,
-               spec->sync.fragments, spec->sync.interval);
+               spec->sync.fragments, plural(spec->sync.fragments), spec->sync.interval, plural(spec->sync.interval));
         print_warmup(spec, &estimate);
     }
     print_bytes("memory a learner", estimate.learner_bytes);
@@ -304,7 +326,7 @@ int op_cmd_check(int argc, char **argv)
     struct dl_spec *spec = NULL;
     enum dl_rc rc = dl_spec_load(argv[argc - 1], &spec, &warnings, &err);
     if (rc == DL_OK) {
-        print_summary(spec);
+        (spec->training.data.path_count > 0 ? print_summary : print_foreign)(spec);
         print_warnings(&warnings);
         rc = is_for_cluster ? DL_OK : op_preflight(spec, &err);
     }

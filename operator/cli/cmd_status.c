@@ -49,6 +49,9 @@ static enum dl_rc view_from_run(const struct source *source, struct op_view *vie
     free(dl_take(text));
     op_rundir_path(&source->dir, "status.json", path);
     enum dl_rc rc = op_file_read(path, STATUS_BYTES_MAX, &text, &size, err);
+    if (rc == DL_ENOTFOUND) {
+        return dl_err_set(err, rc, "%s holds no run (status.json is not there): name a run folder", source->dir.path);
+    }
     rc = rc == DL_OK ? op_view_from_json(view, text, size, err) : rc;
     if (rc == DL_OK && asked == DL_ENOTFOUND && !view->is_over) {
         op_view_interrupt(view);

@@ -48,7 +48,9 @@ static int list(const struct sy_export_options *options)
     if (sy_export_list(options, &all, &count, &err) != DL_OK) {
         return complain(&err);
     }
-    if (count > 0) {
+    if (count == 0) {
+        puts("no checkpoints");
+    } else {
         printf("%-8s %-20s %-20s %10s %14s %-9s %s\n", "ID", "NAME", "TIME", "ROUNDS", "TOKENS", "STATE", "VERSIONS");
     }
     for (uint32_t i = 0; i < count; i++) {
