@@ -145,13 +145,14 @@ def table(baseline):
     return "\n".join(lines)
 
 
-def write_document(path, text):
+def write_document(path, text, mark, mark_end):
+    """Puts the text between the marks of a document."""
     document = path.read_text(encoding="utf-8")
-    before, found, rest = document.partition(MARK)
-    _, ended, after = rest.partition(MARK_END)
+    before, found, rest = document.partition(mark)
+    _, ended, after = rest.partition(mark_end)
     if not found or not ended:
-        sys.exit(f"{path}: the marks {MARK} and {MARK_END} are not there")
-    path.write_text(f"{before}{MARK}\n\n{text}\n\n{MARK_END}{after}", encoding="utf-8")
+        sys.exit(f"{path}: the marks {mark} and {mark_end} are not there")
+    path.write_text(f"{before}{mark}\n\n{text}\n\n{mark_end}{after}", encoding="utf-8")
 
 
 def store(figures, path, document):
@@ -160,7 +161,7 @@ def store(figures, path, document):
     path.write_text(json.dumps(baseline, indent=1) + "\n", encoding="utf-8")
     print(f"baseline: {len(figures)} figures in {path}")
     if document is not None:
-        write_document(document, table(baseline))
+        write_document(document, table(baseline), MARK, MARK_END)
 
 
 def main():

@@ -25,7 +25,7 @@ def base(steps, learners, seed, rate, batch):
                 "data": {"paths": [DATA], "validationFraction": 0.01, "validationSequences": 256},
                 "innerOptimizer": {"learningRate": rate, "warmupSteps": 50, "decaySteps": steps},
             },
-            "sync": {"fragments": 8, "interval": 24, "overlap": 2, "warmup": {"steps": 150, "interval": 1}, "quorum": 1,
+            "sync": {"fragments": 8, "interval": 24, "overlap": 2, "quorum": 1,
                      "compression": "none", "heartbeatSeconds": 1, "timeoutSeconds": 10},
             "syncer": {"shards": 1},
             "learners": {"min": 0, "max": 16, "replicas": learners},
@@ -92,8 +92,8 @@ MODES = {
     "data_parallel_b32": Mode("data-parallel, batch 4 x 32", batch=32, together=True),
     "decoupled_b32": Mode("Decoupled, RDA, batch 32", batch=32),
     "decoupled_mean_b32": Mode("Decoupled, mean, batch 32", batch=32, sync=MEAN),
-    "decoupled_warm300": Mode("Decoupled, RDA, interval warm-up of 300 steps", sync={"warmup": {"steps": 300}},
-                              rate_of="decoupled"),
+    "decoupled_warm150": Mode("Decoupled, RDA, interval warm-up of 150 steps whatever the length", rate_of="decoupled",
+                              sync={"warmup": {"steps": 150}}),
     "decoupled_rebase": Mode("Decoupled, apply: rebase", sync={"apply": "rebase"}, rate_of="decoupled"),
     "decoupled_alpha": Mode("Decoupled, applyAlpha 0.5", sync={"applyAlpha": 0.5}, rate_of="decoupled"),
     "decoupled_nesterov5": Mode("Decoupled, Nesterov 0.7 / 0.5", sync={"outerOptimizer": {
@@ -111,7 +111,7 @@ TWICE = ["data_parallel", "streaming", "decoupled_cold", "decoupled", "decoupled
          "decoupled_slow"]
 ONCE = ["alone", "diloco", "decoupled_int8", "decoupled_joined", "data_parallel_m2", "decoupled_m2", "decoupled_mean_m2",
         "data_parallel_m8", "decoupled_m8", "decoupled_mean_m8"]
-LENGTHS = ["data_parallel", "streaming", "decoupled_cold", "decoupled", "decoupled_warm300", "decoupled_mean"]
+LENGTHS = ["data_parallel", "streaming", "decoupled_cold", "decoupled", "decoupled_warm150", "decoupled_mean"]
 PLANS = {
     # (mode, steps, seeds); `make experiment` is the first, within 25 minutes on 2 cores.
     "quick": [(name, 400, 2) for name in TWICE] + [(name, 400, 1) for name in ONCE] + [

@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
-"""Tables (Markdown) and drawing (SVG) of an experiment: report.py [EXPERIMENT.json] [--svg FILE]. The tables go to stdout."""
+"""Tables (Markdown) and drawing (SVG) of an experiment: report.py [EXPERIMENT.json] [--svg FILE] [--document FILE]. The tables go
+to stdout, and with --document between the marks of that file."""
 import argparse
 import html
 import json
 import pathlib
 import statistics
+import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
+from collect import write_document  # noqa: E402
+
+MARK = "<!-- tables: tests/experiment/report.py -->"
+MARK_END = "<!-- end of tables -->"
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 760, 420, 60, 44, 16, 190
 COLOURS = ["#1b1b1b", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195"]
 DRAWN = ["data_parallel", "alone", "diloco", "streaming", "decoupled_cold", "decoupled", "decoupled_mean", "decoupled_killed"]
@@ -20,28 +27,26 @@ def gap(entry):
 
 
 def table(entries, steps):
-    print(f"{steps} inner steps a learner:\n")
-    print("| form | mode | seeds | loss, mean (spread) | to data-parallel | inner rate | tokens merged |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    lines = [f"{steps} inner steps a learner:", "",
+             "| form | mode | seeds | loss, mean (spread) | to data-parallel | inner rate | tokens merged |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
     for e in entries:
         if e["steps"] == steps:
-            print(f"| {e['form']} | `{mode_of(e)}` | {len(e['runs'])} | {e['value']:.3f} ({e['spread']:.3f}) | {gap(e)} | "
-                  f"{e['rate']:g} | {100 * statistics.fmean(r['merged'] for r in e['runs']):.0f} % |")
-    print()
+            lines.append(f"| {e['form']} | `{mode_of(e)}` | {len(e['runs'])} | {e['value']:.3f} ({e['spread']:.3f}) | {gap(e)} | "
+                         f"{e['rate']:g} | {100 * statistics.fmean(r['merged'] for r in e['runs']):.0f} % |")
+    return "\n".join(lines)
 
 
 def scans(entries):
     tried = [e for e in entries if len(e["rates_tried"]) > 1]
     rates = sorted({float(rate) for e in tried for rate in e["rates_tried"]})
-    if tried:
-        print("Loss at each inner rate, first seed:\n")
-        print("| mode | steps | " + " | ".join(f"{rate:g}" for rate in rates) + " |")
-        print("| --- " * (len(rates) + 2) + "|")
-        for e in tried:
-            losses = {float(rate): loss for rate, loss in e["rates_tried"].items()}
-            print(f"| `{mode_of(e)}` | {e['steps']} | " + " | ".join(
-                f"{losses[rate]:.3f}" if rate in losses else "" for rate in rates) + " |")
-        print()
+    lines = ["Loss at each inner rate, first seed:", "", "| mode | steps | " + " | ".join(f"{rate:g}" for rate in rates) + " |",
+             "| --- " * (len(rates) + 2) + "|"]
+    for e in tried:
+        losses = {float(rate): loss for rate, loss in e["rates_tried"].items()}
+        lines.append(f"| `{mode_of(e)}` | {e['steps']} | " + " | ".join(
+            f"{losses[rate]:.3f}" if rate in losses else "" for rate in rates) + " |")
+    return ["\n".join(lines)] if tried else []
 
 
 def drawing(entries, steps):
@@ -81,11 +86,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", default="build/results/experiment.json")
     parser.add_argument("--svg", help="write the drawing of loss over tokens here")
+    parser.add_argument("--document", type=pathlib.Path, help="put the tables between its marks")
     arguments = parser.parse_args()
     entries = json.loads(pathlib.Path(arguments.file).read_text())
-    for steps in sorted({e["steps"] for e in entries}):
-        table(entries, steps)
-    scans(entries)
+    text = "\n\n".join([table(entries, steps) for steps in sorted({e["steps"] for e in entries})] + scans(entries))
+    print(text)
+    if arguments.document is not None:
+        write_document(arguments.document, text, MARK, MARK_END)
     if arguments.svg:
         pathlib.Path(arguments.svg).write_text(drawing(entries, entries[0]["steps"]))
 
