@@ -209,4 +209,18 @@ uint64_t dl_training_steps(const struct dl_training_spec *training, uint32_t rep
  * steps; 0: none. A job that has begun keeps its number (the syncer's state has it), whatever becomes of the budget. */
 uint32_t dl_warmup_steps(const struct dl_spec *spec);
 
+/* Its stages: `steps` at warmup.interval; then the interval doubles, three times at most and below sync.interval, each time for
+ * two ninths as many steps. */
+#define DL_WARMUP_STAGES_MAX 4
+struct dl_warmup {
+    uint32_t count; /* 0: no warm-up. */
+    struct {
+        uint64_t end; /* In steps from the job's beginning. */
+        uint32_t interval;
+    } stages[DL_WARMUP_STAGES_MAX];
+};
+void dl_warmup_plan(const struct dl_sync_spec *sync, uint32_t steps, struct dl_warmup *out);
+uint64_t dl_warmup_end(const struct dl_warmup *plan);   /* Steps in all. */
+uint64_t dl_warmup_syncs(const struct dl_warmup *plan); /* Of all fragments together, in all of it. */
+
 #endif

@@ -54,24 +54,6 @@ uint32_t dl_count_resolve(struct dl_count_or_percent count, uint32_t of)
     return (uint32_t)DL_MAX(DL_MIN(value, most), 1u);
 }
 
-uint64_t dl_training_steps(const struct dl_training_spec *training, uint32_t replicas)
-{
-    uint64_t own = (uint64_t)training->batch_sequences * training->model.sequence_length;
-    return training->token_budget / (own * DL_MAX(replicas, 1u));
-}
-
-uint32_t dl_warmup_steps(const struct dl_spec *spec)
-{
-    if (spec->sync.mode == DL_SYNC_SYNCHRONOUS) { /* It waits anyway, as often as its interval says. */
-        return 0;
-    }
-    if (spec->sync.warmup.steps != DL_WARMUP_BY_LENGTH) {
-        return (uint32_t)spec->sync.warmup.steps;
-    }
-    uint64_t steps = dl_training_steps(&spec->training, spec->learners.replicas);
-    return (uint32_t)DL_MIN(steps / 8 * 3 + steps % 8 * 3 / 8, (uint64_t)DL_WARMUP_STEPS_MAX);
-}
-
 static enum dl_rc check_training(struct dl_training_spec *t, struct dl_err *err)
 {
     struct dl_model_spec *m = &t->model;

@@ -242,10 +242,10 @@ static void print_bytes(const char *what, uint64_t bytes)
 static void print_warmup(const struct dl_spec *spec, const struct op_estimate *estimate)
 {
     if (estimate->warmup_steps > 0) {
-        printf("%-22s the first %llu of these steps, all fragments together every %u step%s%s\n", "interval warm-up",
-               (unsigned long long)estimate->warmup_steps, spec->sync.warmup.interval,
-               spec->sync.warmup.interval == 1 ? "" : "s",
-               spec->sync.warmup.steps == DL_WARMUP_BY_LENGTH ? " (by the run's length)" : "");
+        printf("%-22s the first %llu of these steps, with %llu syncs of all fragments (sync.warmup.steps %lu%s)\n",
+               "interval warm-up", (unsigned long long)estimate->warmup_steps,
+               (unsigned long long)estimate->warmup_syncs, (unsigned long)dl_warmup_steps(spec),
+               spec->sync.warmup.steps == DL_WARMUP_BY_LENGTH ? ", by the run's length" : "");
     } else {
         printf("%-22s none\n", "interval warm-up");
     }

@@ -28,10 +28,13 @@ void op_estimate_make(const struct dl_spec *spec, struct op_estimate *out)
     if (training->token_budget > 0) {
         out->steps_per_learner = DL_MAX(dl_training_steps(training, spec->learners.replicas), UINT64_C(1));
     }
-    /* Every fragment is synced once an interval; in the warm-up once a warm-up interval. */
-    out->warmup_steps = DL_MIN((uint64_t)dl_warmup_steps(spec), out->steps_per_learner);
-    uint64_t cycles = out->warmup_steps / DL_MAX(spec->sync.warmup.interval, 1u);
-    cycles += (out->steps_per_learner - out->warmup_steps) / DL_MAX(spec->sync.interval, 1u);
+    /* Every fragment is synced once an interval; in the warm-up more often. */
+    struct dl_warmup warmup;
+    dl_warmup_plan(&spec->sync, dl_warmup_steps(spec), &warmup);
+    out->warmup_steps = DL_MIN(dl_warmup_end(&warmup), out->steps_per_learner);
+    out->warmup_syncs = DL_MIN(dl_warmup_syncs(&warmup), out->warmup_steps);
+    uint64_t cycles =
+        out->warmup_syncs + (out->steps_per_learner - out->warmup_steps) / DL_MAX(spec->sync.interval, 1u);
     out->rounds = cycles * spec->sync.fragments;
     /* Parameters, gradients, two moments, base copy for deltas. */
     out->learner_bytes_least = 5 * bytes;

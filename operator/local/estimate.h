@@ -15,6 +15,7 @@ struct op_estimate {
     uint64_t tokens_per_learner_step_all;   /* Of learners.replicas together. */
     uint64_t steps_per_learner;             /* Until the token budget is used up; 0: no budget. */
     uint64_t warmup_steps;                  /* Of those, in interval warm-up. */
+    uint64_t warmup_syncs;                  /* Of all fragments together, in it. */
     uint64_t rounds;                        /* Over all fragments until then. */
     uint64_t learner_bytes;                 /* Parameters, gradients, moments, base copy, activations. */
     uint64_t learner_bytes_least;           /* The same without activations: what no machine can do without. */

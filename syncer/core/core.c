@@ -103,8 +103,8 @@ uint32_t sy_core_fragment_count(const struct sy_core *core)
 void sy_core_restore_warmup(struct sy_core *core, uint32_t steps)
 {
     assert(!core->started);
-    core->warm_steps = steps;
-    core->warm_done = steps == 0;
+    dl_warmup_plan(&core->spec->sync, steps, &core->warmup);
+    core->warm_done = core->warmup.count == 0;
 }
 
 void sy_core_restore_fragment(struct sy_core *core, uint32_t fragment, uint64_t version, uint64_t round)

@@ -22,14 +22,14 @@ double sy_grace_window(struct sy_core *core, const struct sy_round *round)
     switch (sync->grace.mode) {
     case DL_GRACE_ADAPTIVE:
         /* In warm-up learners wait for the update, so the window is a share of the interval instead of the overlap. */
-        window = round->warmup ? sync->grace.margin * sync->warmup.interval * sy_step_seconds(core, true)
+        window = round->warmup ? sync->grace.margin * sy_warm_interval(core) * sy_step_seconds(core, true)
                                : adaptive(core, round);
         break;
     case DL_GRACE_FIXED: window = sync->grace.max_seconds; break;
     case DL_GRACE_NONE: break;
     }
     if (round->warmup && sync->grace.mode == DL_GRACE_FIXED) {
-        window = fmin(window, sync->warmup.interval * sy_step_seconds(core, true));
+        window = fmin(window, sy_warm_interval(core) * sy_step_seconds(core, true));
     }
     if (round->final) {
         /* The last one: whoever still has something to give may bring it. */

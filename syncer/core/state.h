@@ -163,7 +163,7 @@ struct sy_core {
 
     uint32_t quorum;     /* K */
     uint64_t pace_index; /* Rounds opened by pace, modulo fragments. */
-    uint32_t warm_steps; /* Inner steps of interval warm-up. */
+    struct dl_warmup warmup;
     bool warm_done;
     int64_t warm_opened_ns, warm_released_ns; /* When the last warm-up rounds were opened, committed. */
 
@@ -281,7 +281,8 @@ struct sy_limits {
 };
 struct sy_limits sy_pace_limits(struct sy_core *core);
 bool sy_is_warming(const struct sy_core *core);
-void sy_warm_look(struct sy_core *core); /* Whether warm-up is over. */
+uint32_t sy_warm_interval(const struct sy_core *core); /* The one in force. */
+void sy_warm_look(struct sy_core *core);               /* Whether warm-up is over. */
 void sy_warm_run(struct sy_core *core);
 bool sy_warm_awaits(struct sy_core *core, uint32_t local);
 struct sy_limits sy_warm_limits(struct sy_core *core);

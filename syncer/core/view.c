@@ -127,8 +127,8 @@ static void describe(const struct sy_core *core, char *text, size_t size)
                  stored(core), core->fragments);
         break;
     case SY_WARMUP:
-        snprintf(text, size, "%u/%u learners, warm-up step %llu/%u", core->connected, core->quorum,
-                 (unsigned long long)core->step, core->warm_steps);
+        snprintf(text, size, "%u/%u learners, warm-up step %llu/%llu", core->connected, core->quorum,
+                 (unsigned long long)core->step, (unsigned long long)dl_warmup_end(&core->warmup));
         break;
     case SY_TRAINING:
     case SY_WAITING_FOR_QUORUM: snprintf(text, size, "%u/%u learners", core->connected, core->quorum); break;

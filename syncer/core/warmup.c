@@ -1,4 +1,5 @@
-/* sy_core, interval warm-up: all fragments together every warmup.interval steps, until the steps of warm-up are done.
+/* sy_core, interval warm-up: all fragments together every warmup.interval steps, then every 2, 4 and 8 times as many, until the
+ * steps of warm-up are done (dl_warmup_plan).
  *
  * Learners wait at their boundaries meanwhile (for the update, and for the next pull), so that they have something in
  * common; therefore nobody may be waited for long. Only learners that keep up are counted in the quorum: one whose
@@ -23,16 +24,24 @@ bool sy_is_warming(const struct sy_core *core)
     return !core->warm_done;
 }
 
+uint32_t sy_warm_interval(const struct sy_core *core)
+{
+    const struct dl_warmup *plan = &core->warmup;
+    uint32_t stage = 0;
+    while (stage + 1 < plan->count && core->step >= plan->stages[stage].end) {
+        stage++;
+    }
+    return plan->stages[stage].interval;
+}
+
 void sy_warm_look(struct sy_core *core)
 {
-    uint64_t interval = DL_MAX(core->spec->sync.warmup.interval, 1u);
-    uint64_t steps = core->warm_steps;
-    uint64_t rounds = (steps + interval - 1) / interval;
     uint64_t least = UINT64_MAX;
     for (uint32_t i = 0; i < core->fragments; i++) {
         least = DL_MIN(least, core->rounds[i].version);
     }
-    if (!core->warm_done && least > 0 && (core->step >= steps || least > rounds)) {
+    if (!core->warm_done && least > 0 &&
+        (core->step >= dl_warmup_end(&core->warmup) || least > dl_warmup_syncs(&core->warmup))) {
         core->warm_done = true;
         core->pace_index = 0;
         sy_queue_note(core, false, "warm-up is over step=%llu versions=%llu", (unsigned long long)core->step,
@@ -46,7 +55,7 @@ int64_t sy_warm_stall_ns(struct sy_core *core)
     if (step <= 0) {
         return sy_ns(STALL_UNKNOWN_SECONDS);
     }
-    double stall = STALL_INTERVALS * core->spec->sync.warmup.interval * step;
+    double stall = STALL_INTERVALS * sy_warm_interval(core) * step;
     return sy_ns(fmin(fmax(stall, STALL_MIN_SECONDS), STALL_MAX_SECONDS));
 }
 
@@ -75,7 +84,7 @@ static void count_pace(struct sy_core *core, uint32_t *kept_up, uint32_t *arrive
     for (uint32_t m = 0; m < core->slots; m++) {
         const struct sy_member *member = &core->members[m];
         if (sy_is_training(member)) {
-            bool here = member->credit >= core->spec->sync.warmup.interval;
+            bool here = member->credit >= sy_warm_interval(core);
             *arrived += here ? 1 : 0;
             *kept_up += here || keeps_up(core, member, slow_seconds, stall_ns) ? 1 : 0;
         }
@@ -112,7 +121,7 @@ void sy_warm_run(struct sy_core *core)
         return;
     }
     bool opened = false;
-    int64_t interval = core->spec->sync.warmup.interval;
+    int64_t interval = sy_warm_interval(core);
     for (uint32_t i = 0; i < core->fragments; i++) {
         if (sy_round_is_ready(core, i, core->quorum)) {
             sy_round_open(core, i, need);
@@ -132,11 +141,11 @@ void sy_warm_run(struct sy_core *core)
 struct sy_limits sy_warm_limits(struct sy_core *core)
 {
     const struct dl_sync_spec *sync = &core->spec->sync;
-    bool last = core->step + sync->warmup.interval >= core->warm_steps;
+    bool last = core->step + sy_warm_interval(core) >= dl_warmup_end(&core->warmup);
     double sync_seconds = fmax(core->store_mean, 0) + fmax(core->spread_mean, 0) + fmax(core->transfer_mean, 0);
     double wait = 2 * sy_seconds(sy_warm_stall_ns(core)) + 2 * sync_seconds;
     wait = fmin(wait, sync->timeout_seconds);
-    return (struct sy_limits){last ? DL_UNBOUNDED : sync->warmup.interval, 0, (uint32_t)ceil(wait * 1000)};
+    return (struct sy_limits){last ? DL_UNBOUNDED : sy_warm_interval(core), 0, (uint32_t)ceil(wait * 1000)};
 }
 
 int64_t sy_warm_deadline(const struct sy_core *core)

@@ -241,6 +241,41 @@ static void test_no_second_warmup_after_a_restart(void)
     }
 }
 
+/* The interval doubles on the way from everybody at every step to everybody at their own pace. */
+static void test_warmup_lets_go_by_stages(void)
+{
+    static const struct {
+        uint64_t step;
+        uint32_t pulls_within;
+        enum sy_phase phase;
+    } table[] = {
+        {0, 1, SY_WARMUP},
+        {89, 1, SY_WARMUP},
+        {90, 2, SY_WARMUP},
+        {109, 2, SY_WARMUP},
+        {110, 4, SY_WARMUP},
+        {130, 8, SY_WARMUP},
+        {141, 8, SY_WARMUP},
+        {142, DL_UNBOUNDED, SY_WARMUP},
+        {150, DL_UNBOUNDED, SY_TRAINING},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        struct rig *rig = rig_spec();
+        rig->spec->sync.warmup.steps = 90;
+        rig->spec->sync.warmup.interval = 1;
+        rig->spec->sync.interval = 24;
+        rig_start(rig);
+        for (uint32_t p = 0; p < 4; p++) {
+            sy_core_restore_fragment(rig->core, p, 2, 5);
+        }
+        sy_core_restore_totals(rig->core, &(struct sy_core_totals){.step = table[i].step});
+        rig_join(rig, 0);
+        CU_ASSERT_EQUAL(rig_view(rig).phase, table[i].phase);
+        CU_ASSERT_EQUAL(rig->welcome.pull_within_steps, table[i].pulls_within);
+        rig_free(rig);
+    }
+}
+
 /* A longer budget would give a longer warm-up: what the job began with holds, so that it does not begin again. */
 static void test_no_second_warmup_with_a_longer_budget(void)
 {
@@ -252,7 +287,7 @@ static void test_no_second_warmup_with_a_longer_budget(void)
             sy_core_restore_warmup(rig->core, 150);
         }
         for (uint32_t p = 0; p < 4; p++) {
-            sy_core_restore_fragment(rig->core, p, 170, 5);
+            sy_core_restore_fragment(rig->core, p, 190, 5); /* That of 150 steps has 181 rounds. */
         }
         rig_join(rig, 0);
         CU_ASSERT_EQUAL(rig_view(rig).phase, restored ? SY_TRAINING : SY_WARMUP);
@@ -578,6 +613,7 @@ UNIT_MAIN("core_phases", {"seeding", test_seeding_from_one_learner},
           {"damaged seed", test_damaged_seed_is_asked_for_again},
           {"warm-up", test_warmup_syncs_all_fragments_every_interval},
           {"warm-up waits for nobody", test_warmup_waits_for_nobody_long},
+          {"J3 warm-up lets go by stages", test_warmup_lets_go_by_stages},
           {"no second warm-up", test_no_second_warmup_after_a_restart},
           {"K8 no second warm-up with a longer budget", test_no_second_warmup_with_a_longer_budget},
           {"synchronous", test_synchronous_form}, {"Q8 budget", test_q8_budget_merges_once_more_then_stops},

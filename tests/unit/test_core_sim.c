@@ -47,7 +47,7 @@ static void draw_spec(struct dl_spec *spec, struct dl_rng *rng)
     spec->sync.overlap = (uint32_t)dl_rng_below(rng, spec->sync.interval);
     spec->sync.mode = dl_rng_below(rng, 4) == 0 ? DL_SYNC_SYNCHRONOUS : DL_SYNC_DECOUPLED;
     spec->sync.quorum = (struct dl_count_or_percent){1 + (uint32_t)dl_rng_below(rng, spec->learners.replicas), false};
-    spec->sync.warmup.steps = dl_rng_below(rng, 2) == 0 ? 0 : (uint32_t)dl_rng_below(rng, 20);
+    spec->sync.warmup.steps = dl_rng_below(rng, 2) == 0 ? 0 : (uint32_t)dl_rng_below(rng, 40);
     spec->sync.warmup.interval = 1 + (uint32_t)dl_rng_below(rng, 4);
     spec->sync.warmup.quorum = (struct dl_count_or_percent){25 * (1 + (uint32_t)dl_rng_below(rng, 4)), true};
     spec->sync.grace.mode = (enum dl_grace_mode)dl_rng_below(rng, 3);

@@ -529,14 +529,15 @@ static void test_estimate(void)
     CU_ASSERT_EQUAL(estimate.tokens_per_step, 1024);
     CU_ASSERT_EQUAL(estimate.tokens_per_learner_step_all, 4096);
     CU_ASSERT_EQUAL(estimate.steps_per_learner, 100);
-    CU_ASSERT_EQUAL(estimate.warmup_steps, 20);
-    CU_ASSERT_EQUAL(estimate.rounds, (20 / 2 + 80 / 20) * 8);
+    CU_ASSERT_EQUAL(estimate.warmup_steps, 24); /* 20 every 2 steps, 4 every 4. */
+    CU_ASSERT_EQUAL(estimate.warmup_syncs, 11);
+    CU_ASSERT_EQUAL(estimate.rounds, (11 + 76 / 20) * 8);
     CU_ASSERT_EQUAL(estimate.learner_bytes_least, 5 * 4 * estimate.parameters);
     CU_ASSERT(estimate.total_bytes_least > 4 * estimate.learner_bytes_least);
     spec.sync.warmup.steps = DL_WARMUP_BY_LENGTH;
     op_estimate_make(&spec, &estimate);
-    CU_ASSERT_EQUAL(estimate.warmup_steps, 37);
-    CU_ASSERT_EQUAL(estimate.rounds, (37 / 2 + 63 / 20) * 8);
+    CU_ASSERT_EQUAL(estimate.warmup_steps, 37 + 8 + 8);
+    CU_ASSERT_EQUAL(estimate.rounds, (19 + 2 + 1 + 47 / 20) * 8);
     spec.sync.mode = DL_SYNC_SYNCHRONOUS;
     op_estimate_make(&spec, &estimate);
     CU_ASSERT_EQUAL(estimate.warmup_steps, 0);

@@ -424,6 +424,39 @@ static void test_warmup_follows_the_length_of_the_run(void)
     }
 }
 
+/* J3: `steps` at the first interval, then it doubles while it is below sync.interval and a stage is long enough for a sync. */
+static void test_warmup_has_stages(void)
+{
+    static const struct {
+        uint32_t steps, interval, sync_interval;
+        struct dl_warmup plan;
+        uint64_t syncs;
+    } cases[] = {
+        {300, 1, 24, {4, {{300, 1}, {366, 2}, {432, 4}, {498, 8}}}, 300 + 33 + 17 + 9},
+        {300, 4, 24, {3, {{300, 4}, {366, 8}, {432, 16}}}, 75 + 9 + 5},
+        {300, 4, 8, {1, {{300, 4}}}, 75},
+        {300, 1, 1, {1, {{300, 1}}}, 300},
+        {6, 2, 24, {1, {{6, 2}}}, 3},
+        {9, 1, 24, {2, {{9, 1}, {11, 2}}}, 10},
+        {1, 8, 24, {1, {{1, 8}}}, 1},
+        {16777216, 1048576, 1048576, {1, {{16777216, 1048576}}}, 16},
+        {0, 1, 24, {0}, 0},
+    };
+    for (size_t i = 0; i < DL_COUNT_OF(cases); i++) {
+        const struct dl_sync_spec sync = {.interval = cases[i].sync_interval,
+                                          .warmup = {.steps = cases[i].steps, .interval = cases[i].interval}};
+        struct dl_warmup plan;
+        dl_warmup_plan(&sync, cases[i].steps, &plan);
+        CU_ASSERT_EQUAL_FATAL(plan.count, cases[i].plan.count);
+        for (uint32_t k = 0; k < plan.count; k++) {
+            CU_ASSERT_EQUAL(plan.stages[k].end, cases[i].plan.stages[k].end);
+            CU_ASSERT_EQUAL(plan.stages[k].interval, cases[i].plan.stages[k].interval);
+        }
+        CU_ASSERT_EQUAL(dl_warmup_end(&plan), plan.count == 0 ? 0 : plan.stages[plan.count - 1].end);
+        CU_ASSERT_EQUAL(dl_warmup_syncs(&plan), cases[i].syncs);
+    }
+}
+
 /* K8: what freezes in a cluster is refused on one machine, too, and named; the rest may change. */
 static void test_k8_frozen_fields(void)
 {
@@ -455,6 +488,7 @@ UNIT_MAIN("spec", {"defaults", test_defaults},
           {"U2 bad manifests name path, value, remedy", test_bad_manifests_are_refused_with_path_value_and_remedy},
           {"S5 limits", test_size_depth_and_count_limits},
           {"J3 warm-up by the run's length", test_warmup_follows_the_length_of_the_run},
+          {"J3 stages of warm-up", test_warmup_has_stages},
           {"64-bit integers stay exact", test_large_integers_stay_exact}, {"pools and counts", test_pools_and_counts},
           {"Q3 warnings", test_warnings_name_numbers_that_would_do}, {"samples", test_every_sample_is_accepted},
           {"stored by a newer schema", test_stored_job_of_a_newer_schema},
