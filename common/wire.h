@@ -7,8 +7,9 @@
  *
  * The checksum is XXH3-64 of the payload, seeded with the header's first 16 bytes hashed to 64 bits, so that it covers
  * both. A CHUNK's payload is 16 bytes (transfer u64, offset u64) and then data; its size keeps control messages flowing
- * between chunks. A CHUNK's checksum is chained, hash(data, hash(prefix, seed)), so that the two may lie apart. In every
- * list of fragments the indices strictly ascend.
+ * between chunks. A CHUNK's checksum is made of the leaves of its data (content.h), with the hash of its prefix (seeded with
+ * that of the header) as seed, so that the two may lie apart. Chunks of an UPDATE begin at multiples of DL_LEAF_BYTES: their
+ * leaves are those of the content. In every list of fragments the indices strictly ascend.
  *
  * How a connection goes:
  *     learner                            syncer
@@ -42,11 +43,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/content.h"
 #include "common/err.h"
 #include "common/spec.h"
 
 #define DL_WIRE_SUBPROTOCOL "diloco.v1"
-#define DL_WIRE_VERSION 2
+#define DL_WIRE_VERSION 3
 #define DL_WIRE_HEADER_BYTES 24
 #define DL_WIRE_CHUNK_PREFIX_BYTES 16
 #define DL_WIRE_CHUNK_DATA_MAX (1u << 20)            /* Data bytes in one CHUNK. */
@@ -253,7 +255,7 @@ struct dl_wire_update {
     uint64_t round;        /* That made it; 0: the first state. */
     uint8_t codec;         /* none or bf16 */
     uint64_t bytes;        /* Encoded size of the whole fragment. */
-    uint64_t content_hash; /* dl_hash64 of the encoded bytes, seed 0. */
+    uint64_t content_hash; /* dl_content_hash of the encoded bytes. */
     uint32_t participants; /* Learners merged. */
 };
 
@@ -399,19 +401,18 @@ DL_MUST_CHECK enum dl_rc dl_wire_encode(const struct dl_wire_message *message, u
  * DL_WIRE_CHUNK_PREFIX_BYTES bytes to `out`. The checksum reads `data` once. */
 void dl_wire_chunk_head(uint64_t transfer, uint64_t offset, const uint8_t *data, uint32_t data_bytes, uint8_t *out);
 
-/* The same in two parts, for a sender that hashes the data on its way: writes the head but for its checksum and returns
- * the seed of the data's hash; then puts that hash in. */
-uint64_t dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out);
-void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out);
+/* The same in two parts, for a sender that hashes the data on its way, or has its leaves: writes the head but for its
+ * checksum; then puts that in. */
+void dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out);
+void dl_wire_chunk_end(struct dl_leaves *leaves, uint8_t *out);
 
 /* As dl_wire_verify for a chunk received apart: its prefix and data lie in different places. */
 DL_MUST_CHECK enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
                                               const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], const uint8_t *data,
                                               uint32_t data_bytes, struct dl_err *err);
-/* The same in two parts, for a receiver that hashes the data on its way: the seed of their hash, and whether it is right. */
-uint64_t dl_wire_chunk_seed(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
-                            const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES]);
-DL_MUST_CHECK enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], uint64_t data_hash,
+/* The same for a receiver that hashes the data on its way. */
+DL_MUST_CHECK enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
+                                             const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], struct dl_leaves *leaves,
                                              struct dl_err *err);
 void dl_wire_chunk_prefix(const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], uint64_t *transfer, uint64_t *offset);
 

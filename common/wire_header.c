@@ -2,6 +2,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "common/content.h"
 #include "common/hash.h"
 #include "common/layout.h"
 #include "common/le.h"
@@ -54,8 +55,7 @@ enum dl_rc dl_wire_header_decode(const uint8_t bytes[DL_WIRE_HEADER_BYTES], stru
 }
 
 /* A chunk's data is hashed with its prefix's hash as seed, so that the two may lie apart. */
-uint64_t dl_wire_chunk_seed(const uint8_t header[DL_WIRE_HEADER_BYTES],
-                            const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES])
+static uint64_t chunk_seed(const uint8_t header[DL_WIRE_HEADER_BYTES], const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES])
 {
     return dl_hash64(prefix, DL_WIRE_CHUNK_PREFIX_BYTES, dl_wire_header_seed(header));
 }
@@ -86,41 +86,50 @@ enum dl_rc dl_wire_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], cons
 
 /* --- chunks --- */
 
-uint64_t dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out)
+static_assert(DL_WIRE_CHUNK_DATA_MAX == DL_LEAVES_BYTES_MAX, "a chunk holds whole leaves, and its leaves have room");
+
+void dl_wire_chunk_begin(uint64_t transfer, uint64_t offset, uint32_t data_bytes, uint8_t *out)
 {
     assert(data_bytes >= 1 && data_bytes <= DL_WIRE_CHUNK_DATA_MAX);
     dl_wire_header_encode(DL_WIRE_CHUNK, DL_WIRE_CHUNK_PREFIX_BYTES + data_bytes, out);
     dl_le_put(out + DL_WIRE_HEADER_BYTES, transfer, 8);
     dl_le_put(out + DL_WIRE_HEADER_BYTES + 8, offset, 8);
-    return dl_wire_chunk_seed(out, out + DL_WIRE_HEADER_BYTES);
 }
 
-void dl_wire_chunk_end(uint64_t data_hash, uint8_t *out)
+void dl_wire_chunk_end(struct dl_leaves *leaves, uint8_t *out)
 {
-    dl_le_put(out + 16, data_hash, 8);
+    assert(leaves->bytes + DL_WIRE_CHUNK_PREFIX_BYTES == dl_le_get(out + 8, 4));
+    dl_le_put(out + 16, dl_leaves_hash(leaves, chunk_seed(out, out + DL_WIRE_HEADER_BYTES)), 8);
 }
 
 void dl_wire_chunk_head(uint64_t transfer, uint64_t offset, const uint8_t *data, uint32_t data_bytes, uint8_t *out)
 {
-    uint64_t seed = dl_wire_chunk_begin(transfer, offset, data_bytes, out);
-    dl_wire_chunk_end(dl_hash64(data, data_bytes, seed), out);
+    struct dl_leaves leaves;
+    dl_wire_chunk_begin(transfer, offset, data_bytes, out);
+    dl_leaves_begin(&leaves);
+    dl_leaves_add(&leaves, data, data_bytes);
+    dl_wire_chunk_end(&leaves, out);
 }
 
 enum dl_rc dl_wire_chunk_verify(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
                                 const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], const uint8_t *data,
                                 uint32_t data_bytes, struct dl_err *err)
 {
-    if (header_bytes[5] != DL_WIRE_CHUNK ||
-        dl_le_get(header_bytes + 8, 4) != (uint64_t)data_bytes + DL_WIRE_CHUNK_PREFIX_BYTES) {
-        return dl_err_set(err, DL_ECORRUPT, "message chunk: %u data bytes do not fit its header", data_bytes);
-    }
-    return dl_wire_chunk_check(header_bytes, dl_hash64(data, data_bytes, dl_wire_chunk_seed(header_bytes, prefix)),
-                               err);
+    struct dl_leaves leaves;
+    dl_leaves_begin(&leaves);
+    dl_leaves_add(&leaves, data, DL_MIN(data_bytes, DL_WIRE_CHUNK_DATA_MAX));
+    return dl_wire_chunk_check(header_bytes, prefix, &leaves, err);
 }
 
-enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES], uint64_t data_hash, struct dl_err *err)
+enum dl_rc dl_wire_chunk_check(const uint8_t header_bytes[DL_WIRE_HEADER_BYTES],
+                               const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], struct dl_leaves *leaves,
+                               struct dl_err *err)
 {
-    return checksum_result(header_bytes, data_hash, err);
+    if (header_bytes[5] != DL_WIRE_CHUNK ||
+        dl_le_get(header_bytes + 8, 4) != (uint64_t)leaves->bytes + DL_WIRE_CHUNK_PREFIX_BYTES) {
+        return dl_err_set(err, DL_ECORRUPT, "message chunk: %u data bytes do not fit its header", leaves->bytes);
+    }
+    return checksum_result(header_bytes, dl_leaves_hash(leaves, chunk_seed(header_bytes, prefix)), err);
 }
 
 void dl_wire_chunk_prefix(const uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES], uint64_t *transfer, uint64_t *offset)

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "common/codec.h"
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/mem.h"
 #include "sim/replay/replay_state.h"
 
@@ -274,7 +274,7 @@ static enum dl_rc make_recovered(struct sim_replay *replay, const struct sim_com
 static enum dl_rc check(struct sim_replay *replay, const struct sim_commit *commit, struct dl_err *err)
 {
     const struct sim_version *version = &replay->versions[sim_replay_index(replay, commit)];
-    uint64_t hash = dl_hash64(version->values, sim_replay_padded(replay, commit->fragment) * sizeof(float), 0);
+    uint64_t hash = dl_content_hash(version->values, sim_replay_padded(replay, commit->fragment) * sizeof(float));
     if (hash != commit->hash) {
         return sim_values_differ(&replay->result->difference, replay->record, commit, version->values, hash, err);
     }

@@ -13,6 +13,8 @@
 #define LINE_BYTES 64
 #define PAGE_BYTES 4096 /* What a disk takes directly begins at a multiple of it. */
 
+/* Of the broadcasts' codecs, none and bf16, a chunk is DL_WIRE_CHUNK_DATA_MAX: whole leaves. */
+static_assert(DL_WIRE_CHUNK_DATA_MAX % DL_LEAF_BYTES == 0, "chunks are whole leaves");
 static_assert(LWS_PRE + HEAD_BYTES <= LINE_BYTES, "a frame's head fits before its data");
 
 static uint32_t data_of(const struct sy_blob *blob, uint32_t index)
@@ -64,7 +66,7 @@ enum dl_rc sy_blob_new(const struct sy_blob_options *options, uint64_t padded_el
     }
     blob->data = (uint8_t *)(((uintptr_t)blob->memory + unit - 1) / unit * unit) + blob->lead;
     atomic_init(&blob->references, 1);
-    dl_hash_stream_init(&blob->content, 0);
+    dl_content_begin(&blob->content);
     *out = blob;
     return DL_OK;
 }
@@ -100,17 +102,20 @@ void sy_blob_put(struct sy_blob *blob, uint64_t offset, const float *values, siz
 
 void sy_blob_seal(struct sy_blob *blob, uint64_t elements)
 {
+    struct dl_leaves leaves;
     bool all = elements == blob->padded_elements;
     uint32_t complete = all ? blob->chunk_count : (uint32_t)(elements / blob->chunk_elements);
     for (; blob->sealed_count < complete; blob->sealed_count++) {
         uint32_t size = data_of(blob, blob->sealed_count);
         uint8_t *data = data_at(blob, blob->sealed_count);
-        dl_wire_chunk_head(blob->transfer, (uint64_t)blob->sealed_count * blob->chunk_bytes, data, size,
-                           data - HEAD_BYTES);
-        dl_hash_stream_add(&blob->content, data, size); /* Out of the cache. */
+        dl_wire_chunk_begin(blob->transfer, (uint64_t)blob->sealed_count * blob->chunk_bytes, size, data - HEAD_BYTES);
+        dl_leaves_begin(&leaves);
+        dl_leaves_add(&leaves, data, size);
+        dl_wire_chunk_end(&leaves, data - HEAD_BYTES);
+        dl_content_add_leaves(&blob->content, &leaves);
     }
     if (all) {
-        blob->content_hash = dl_hash_stream_result(&blob->content);
+        blob->content_hash = dl_content_result(&blob->content);
     }
 }
 

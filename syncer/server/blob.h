@@ -22,14 +22,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/content.h"
 #include "common/err.h"
-#include "common/hash.h"
 #include "common/spec.h"
 #include "syncer/merge/pool.h"
 #include "syncer/server/buffers.h"
 
 struct sy_blob {
-    struct dl_hash_stream content; /* While it is being sealed. */
+    struct dl_content content; /* While it is being sealed. */
     atomic_uint references;
     uint32_t fragment;
     uint64_t version, round;
@@ -38,7 +38,7 @@ struct sy_blob {
     uint64_t transfer;
     uint64_t padded_elements;
     uint64_t bytes;          /* Encoded. */
-    uint64_t content_hash;   /* dl_hash64 of the encoded bytes; of a sealed one. */
+    uint64_t content_hash;   /* dl_content_hash of the encoded bytes; of a sealed one. */
     uint32_t chunk_bytes;    /* Data bytes of every chunk but the last. */
     uint64_t chunk_elements; /* Values in them. */
     uint32_t chunk_count, sealed_count;

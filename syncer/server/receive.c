@@ -56,7 +56,7 @@ void sy_receive_placed(struct sy_receive *receive, size_t bytes)
 {
     assert(receive->chunk_begun && bytes <= body_size(receive) - receive->body_have);
     if (receive->into != NULL) {
-        dl_hash_stream_add(&receive->hash, receive->into + receive->body_have, bytes);
+        dl_leaves_add(&receive->leaves, receive->into + receive->body_have, bytes);
     }
     receive->body_have += (uint32_t)bytes;
 }
@@ -100,7 +100,7 @@ static enum dl_rc begin_chunk(struct sy_receive *receive, const struct sy_receiv
     uint64_t offset;
     dl_wire_chunk_prefix(receive->prefix, &transfer, &offset);
     receive->chunk_begun = true;
-    dl_hash_stream_init(&receive->hash, dl_wire_chunk_seed(receive->header, receive->prefix));
+    dl_leaves_begin(&receive->leaves);
     return sink->chunk_begin(sink->context, transfer, offset, body_size(receive), &receive->into, err);
 }
 
@@ -110,8 +110,8 @@ static enum dl_rc end_chunk(struct sy_receive *receive, const struct sy_receive_
     uint64_t offset;
     uint32_t size = body_size(receive);
     dl_wire_chunk_prefix(receive->prefix, &transfer, &offset);
-    bool intact = receive->into == NULL ||
-                  dl_wire_chunk_check(receive->header, dl_hash_stream_result(&receive->hash), err) == DL_OK;
+    bool intact =
+        receive->into == NULL || dl_wire_chunk_check(receive->header, receive->prefix, &receive->leaves, err) == DL_OK;
     return sink->chunk_end(sink->context, transfer, receive->into, size, intact, err);
 }
 

@@ -13,8 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/content.h"
 #include "common/err.h"
-#include "common/hash.h"
 #include "common/wire.h"
 
 /* Where messages go. A failure ends the connection; DL_EPROTO when it is the peer's fault. */
@@ -32,8 +32,8 @@ struct sy_receive_sink {
     enum dl_rc (*admit)(void *context, enum dl_wire_type type, struct dl_err *err);
 };
 
-struct sy_receive {             /* Aligned: see dl_hash_stream. */
-    struct dl_hash_stream hash; /* Of the chunk under way. */
+struct sy_receive {          /* Aligned: see dl_leaves. */
+    struct dl_leaves leaves; /* Of the chunk under way. */
     uint8_t header[DL_WIRE_HEADER_BYTES];
     uint32_t header_have;
     struct dl_wire_header decoded;

@@ -180,20 +180,13 @@ static enum dl_rc begin_epoch_in_transaction(struct sy_store *store, struct dl_e
     if (rc == DL_OK && text[0] == '\0') {
         snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
         rc = write_meta(store, "schema", text, err);
-    } else if (rc == DL_OK && strtoull(text, NULL, 10) < SY_STORE_SCHEMA) {
-        /* An older one lacked tables, which are there now, and how much of the data a participant had seen. */
-        rc = exec(store,
-                  "ALTER TABLE participants ADD COLUMN lease INTEGER NOT NULL DEFAULT 0;"
-                  "ALTER TABLE participants ADD COLUMN cursor INTEGER NOT NULL DEFAULT 0;",
-                  "upgrading an older folder", err);
-        if (rc != DL_OK) {
-            return rc;
-        }
-        snprintf(text, sizeof text, "%d", SY_STORE_SCHEMA);
-        rc = write_meta(store, "schema", text, err);
     } else if (rc == DL_OK && strtoull(text, NULL, 10) != SY_STORE_SCHEMA) {
-        rc = dl_err_set(err, DL_EINVAL, "state folder %s has schema %s, this program knows %d", store->dir, text,
-                        SY_STORE_SCHEMA);
+        /* An older one has other hashes: nothing in it could be checked. */
+        rc =
+            dl_err_set(err, DL_EINVAL,
+                       "state folder %s has schema %s, this program knows %d: go on with the program that began it, or "
+                       "with a new folder",
+                       store->dir, text, SY_STORE_SCHEMA);
     }
     if (rc == DL_OK) {
         rc = claim(store, "job", store->job, err);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 
+#include "common/content.h"
 #include "common/hash.h"
 #include "common/le.h"
 #include "common/mem.h"
@@ -17,7 +18,7 @@
 #define STAGE_BYTES (256u << 10)
 
 struct sy_store_draft {
-    struct dl_hash_stream parameters_hash, state_hash;
+    struct dl_content parameters_hash, state_hash;
     struct sy_store *store;
     struct sy_store_content content;
     bool has_hash; /* `given_hash` is there. */
@@ -61,8 +62,8 @@ enum dl_rc sy_store_begin(struct sy_store *store, const struct sy_store_content 
     draft->content = *content;
     draft->stage = stage;
     draft->offset = SY_STORE_BLOCK_BYTES;
-    dl_hash_stream_init(&draft->parameters_hash, 0);
-    dl_hash_stream_init(&draft->state_hash, 0);
+    dl_content_begin(&draft->parameters_hash);
+    dl_content_begin(&draft->state_hash);
     sy_store_file_name(store, draft->file, content->fragment, content->version);
     sy_store_file_path(store, draft->file, draft->path);
     draft->fd = open_file(draft);
@@ -150,7 +151,7 @@ enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint
     for (uint64_t left = size; rc == DL_OK && left > 0;) {
         size_t piece = (size_t)DL_MIN(left, WRITE_BYTES_MAX);
         if (is_state || !content->hash_is_given) {
-            dl_hash_stream_add(is_state ? &draft->state_hash : &draft->parameters_hash, at, piece);
+            dl_content_add(is_state ? &draft->state_hash : &draft->parameters_hash, at, piece);
         }
         rc = put(draft, at, piece, err);
         at += piece;
@@ -174,7 +175,7 @@ uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft)
         return draft->given_hash;
     }
     assert(draft->appended >= draft->content.parameters_bytes);
-    return dl_hash_stream_result(&draft->parameters_hash);
+    return dl_content_result(&draft->parameters_hash);
 }
 
 enum dl_rc sy_store_draft_seal(struct sy_store_draft *draft, struct dl_err *err)
@@ -192,7 +193,7 @@ enum dl_rc sy_store_draft_seal(struct sy_store_draft *draft, struct dl_err *err)
     dl_le_put(header + 40, content->parameters_bytes, 8);
     dl_le_put(header + 48, content->state_bytes, 8);
     dl_le_put(header + 56, sy_store_parameters_hash(draft), 8);
-    dl_le_put(header + 64, dl_hash_stream_result(&draft->state_hash), 8);
+    dl_le_put(header + 64, dl_content_result(&draft->state_hash), 8);
     dl_le_put(header + SY_STORE_HASH_AT, dl_hash64(header, SY_STORE_HASH_AT, 0), 8);
     return write_at(draft, header, SY_STORE_BLOCK_BYTES, 0, err);
 }

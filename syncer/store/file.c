@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/content.h"
 #include "common/hash.h"
 #include "common/le.h"
 #include "common/mem.h"
@@ -69,11 +70,11 @@ static enum dl_rc read_all(struct sy_store *store, int fd, void *bytes, uint64_t
     return DL_OK;
 }
 
-/* Where the next part begins, in a format that fills up each. */
-static enum dl_rc skip_to_block(int fd, const uint8_t *header, const char *path, struct dl_err *err)
+/* Where the next part begins. */
+static enum dl_rc skip_to_block(int fd, const char *path, struct dl_err *err)
 {
     off_t at = lseek(fd, 0, SEEK_CUR);
-    if (at >= 0 && dl_le_u32(header + 8) > 1) {
+    if (at >= 0) {
         at = lseek(fd, (at + SY_STORE_BLOCK_BYTES - 1) / SY_STORE_BLOCK_BYTES * SY_STORE_BLOCK_BYTES, SEEK_SET);
     }
     return at >= 0 ? DL_OK : dl_err_errno(err, DL_EIO, errno, "reading %s", path);
@@ -86,8 +87,8 @@ static enum dl_rc check_header(const uint8_t *header, uint32_t fragment, uint64_
         dl_le_get(header + SY_STORE_HASH_AT, 8) != dl_hash64(header, SY_STORE_HASH_AT, 0)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the header is damaged", path);
     }
-    if (dl_le_u32(header + 8) < 1 || dl_le_u32(header + 8) > SY_STORE_FORMAT) {
-        return dl_err_set(err, DL_EUNSUPPORTED, "%s has format %" PRIu32 ", this program reads up to %d", path,
+    if (dl_le_u32(header + 8) != SY_STORE_FORMAT) {
+        return dl_err_set(err, DL_EUNSUPPORTED, "%s has format %" PRIu32 ", this program reads %d", path,
                           dl_le_u32(header + 8), SY_STORE_FORMAT);
     }
     if (dl_le_u32(header + 12) != fragment || dl_le_get(header + 16, 8) != version) {
@@ -146,13 +147,13 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
         rc = check_header(header, fragment, version, parameters_bytes, state_bytes, path, err);
     }
     if (rc == DL_OK) {
-        rc = skip_to_block(fd, header, path, err);
+        rc = skip_to_block(fd, path, err);
     }
     if (rc == DL_OK) {
         rc = read_all(store, fd, parameters, parameters_bytes, path, err);
     }
     if (rc == DL_OK && state != NULL) {
-        rc = skip_to_block(fd, header, path, err);
+        rc = skip_to_block(fd, path, err);
     }
     if (rc == DL_OK && state != NULL) {
         rc = read_all(store, fd, state, state_bytes, path, err);
@@ -160,10 +161,10 @@ enum dl_rc sy_store_file_read(struct sy_store *store, const char *name, uint32_t
     if (rc != DL_OK) {
         return rc;
     }
-    if (dl_hash64(parameters, parameters_bytes, 0) != dl_le_get(header + 56, 8)) {
+    if (dl_content_hash(parameters, parameters_bytes) != dl_le_get(header + 56, 8)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the parameters do not match their checksum", path);
     }
-    if (state != NULL && dl_hash64(state, state_bytes, 0) != dl_le_get(header + 64, 8)) {
+    if (state != NULL && dl_content_hash(state, state_bytes) != dl_le_get(header + 64, 8)) {
         return dl_err_set(err, DL_ECORRUPT, "%s: the optimiser state does not match its checksum", path);
     }
     return DL_OK;

@@ -93,7 +93,7 @@ DL_MUST_CHECK enum dl_rc sy_store_sync_dir(struct sy_store *store, struct dl_err
 
 /* --- file.c --- */
 
-#define SY_STORE_FORMAT 2
+#define SY_STORE_FORMAT 3
 #define SY_STORE_HEADER_BYTES 128
 #define SY_STORE_HASH_AT (SY_STORE_HEADER_BYTES - 8)
 extern const char sy_store_magic[8];

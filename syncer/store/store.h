@@ -13,7 +13,7 @@
  *     meta(key, value)        schema, job, shard, epoch, warmup_steps
  *     epochs(epoch, opened_ns, process)                              each opening, wall clock
  *     layout(id = 1, kind, fragments, hash, tensors)                 dl_tensors_encode of the job's tensors
- *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: XXH3 of the parameters
+ *     commits(fragment, version, round, epoch, wall_ns, hash, file, kept, recovered)   hash: dl_content_hash of the parameters
  *     participants(fragment, version, learner, admission, uid, nonce, step, base_version, steps, tokens, weight, norm,
  *                  lease, cursor)
  *     leases(lease, first, count, counted, state, learner, admission, uid, nonce)     the data: each range ever leased out
@@ -38,10 +38,10 @@
  * members are pruned, those of checkpoints go when they are unpinned.
  *
  * File: a header (128 bytes, little-endian: magic "DLCSTATE", format u32, fragment u32, version u64, round u64, epoch u64,
- * parameter bytes u64, state bytes u64, XXH3 of both u64 u64, zeros, XXH3 of the header so far u64), parameters, state. In
- * format 2, which is written, each of the three is filled up with zeros to whole blocks of SY_STORE_BLOCK_BYTES, so that it
- * can go to the disk past the page cache; in format 1, which is read, they follow one another. The header is written last:
- * a file may be begun while its content is still being computed (sy_store_begin).
+ * parameter bytes u64, state bytes u64, dl_content_hash of both u64 u64, zeros, XXH3 of the header so far u64), parameters,
+ * state. Each of the three is filled up with zeros to whole blocks of SY_STORE_BLOCK_BYTES, so that it can go to the disk past
+ * the page cache. The header is written last: a file may be begun while its content is still being computed (sy_store_begin).
+ * Folders of an older schema, and files of an older format, have other hashes and are refused.
  *
  * Any thread: calls are serialised inside. Shell layer: does I/O. */
 #ifndef SY_STORE_STORE_H
@@ -57,7 +57,7 @@
 #include "common/wire.h"
 #include "syncer/core/ledger.h"
 
-#define SY_STORE_SCHEMA 2
+#define SY_STORE_SCHEMA 3
 #define SY_STORE_BLOCK_BYTES 4096
 #define SY_STORE_COMMITS_MAX 64 /* Fragments in one commit. */
 #define SY_STORE_KEEP 2         /* Versions of a fragment whose files stay. */
@@ -249,7 +249,7 @@ DL_MUST_CHECK enum dl_rc sy_store_begin(struct sy_store *store, const struct sy_
 /* DL_EFULL, DL_EIO: the draft is of no use any more. A piece does not reach from the parameters into the state. */
 DL_MUST_CHECK enum dl_rc sy_store_append(struct sy_store_draft *draft, const void *bytes, uint64_t size,
                                          struct dl_err *err);
-/* XXH3 of the parameters, where whoever made them has it anyway (`hash_is_given`); before the commit. */
+/* dl_content_hash of the parameters, where whoever made them has it anyway (`hash_is_given`); before the commit. */
 void sy_store_give_hash(struct sy_store_draft *draft, uint64_t hash);
 /* XXH3 of the parameters; all of them have been appended, or it was given. */
 uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft);

@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "lib"))
-from client import Learner, drive, floats, hash64, int8_blocks  # noqa: E402
+from client import Learner, content_hash, drive, floats, int8_blocks  # noqa: E402
 from durable import FILE_BLOCK_BYTES, note_figures  # noqa: E402
 from lib.ensemble import TEXT, Ensemble, Failure, check, main, manifest  # noqa: E402
 
@@ -58,8 +58,8 @@ class Tape:
             state = int.from_bytes(content[48:56], "little")
             begin = FILE_BLOCK_BYTES + -(-size // FILE_BLOCK_BYTES) * FILE_BLOCK_BYTES
             check(kept == 1 and len(content) == begin + -(-state // FILE_BLOCK_BYTES) * FILE_BLOCK_BYTES, f"{file}: {len(content)} bytes")
-            check(f"{hash64(content[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
-            check(hash64(content[begin:begin + state]) == int.from_bytes(content[64:72], "little"), f"{file}: its state")
+            check(f"{content_hash(content[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + size]):016x}" == digest, f"{file} is not what was committed")
+            check(content_hash(content[begin:begin + state]) == int.from_bytes(content[64:72], "little"), f"{file}: its state")
 
 
 class Witness:

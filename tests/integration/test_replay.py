@@ -13,7 +13,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from lib.client import hash64  # noqa: E402
+from lib.client import content_hash, hash64  # noqa: E402
 from lib.durable import FILE_BLOCK_BYTES, note_figures  # noqa: E402
 from lib.ensemble import TEXT, Ensemble, check, main, manifest  # noqa: E402
 from lib.relay import Relay  # noqa: E402
@@ -177,7 +177,7 @@ def check_altered_value(e):
     values = list(struct.unpack_from(f"<{count}f", data, FILE_BLOCK_BYTES))
     at = next(i for i in range(700, count) if values[i] != 0)
     struct.pack_into("<f", data, FILE_BLOCK_BYTES + 4 * at, values[at] * 1.5)
-    parameters = hash64(data[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + 4 * count])
+    parameters = content_hash(data[FILE_BLOCK_BYTES:FILE_BLOCK_BYTES + 4 * count])
     struct.pack_into("<Q", data, 56, parameters)
     struct.pack_into("<Q", data, 120, hash64(data[:120]))
     (folder / name).write_bytes(data)

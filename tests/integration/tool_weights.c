@@ -2,8 +2,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#include "common/content.h"
 #include "common/exit_codes.h"
-#include "common/hash.h"
 #include "common/layout.h"
 #include "common/mem.h"
 #include "common/spec.h"
@@ -22,7 +22,7 @@ static enum dl_rc print_hashes(const struct dl_spec *spec, struct wk_model *mode
     for (uint32_t i = 0; fragment != NULL && i < layout->fragment_count; i++) {
         dl_layout_gather(layout, i, wk_model_parameters(model), fragment);
         uint64_t bytes = layout->fragments[i].padded_elements * sizeof *fragment;
-        printf("%u %016" PRIx64 "\n", i, dl_hash64(fragment, bytes, 0));
+        printf("%u %016" PRIx64 "\n", i, dl_content_hash(fragment, bytes));
     }
     dl_layout_free(layout);
     return fragment != NULL ? DL_OK : dl_err_set(err, DL_ENOMEM, "no memory for a fragment");

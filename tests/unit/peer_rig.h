@@ -14,7 +14,7 @@
 
 #include "common/clock.h"
 #include "common/codec.h"
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/mem.h"
 #include "tests/unit/unit.h"
 #include "tests/unit/wire_make.h"
@@ -364,7 +364,7 @@ static inline void rig_joiner_start(struct rig_joiner *joiner, unsigned seed, en
         uint8_t *bytes = NULL;
         uint64_t size = rig_encode(joiner->layout, joiner->truth.tensors, codec, p, &bytes);
         joiner->current[p] =
-            (struct wk_offer){.version = 5 + p, .round = 20 + p, .content_hash = dl_hash64(bytes, size, 0)};
+            (struct wk_offer){.version = 5 + p, .round = 20 + p, .content_hash = dl_content_hash(bytes, size)};
         free(bytes);
     }
     struct wk_link_config config = {.role = DL_ROLE_LEARNER,
@@ -558,7 +558,7 @@ static inline void rig_check(struct rig_joiner *joiner, const struct rig_peer *p
         uint64_t bytes = dl_codec_bytes(joiner->codec, joiner->layout->fragments[p].padded_elements);
         uint8_t *base = malloc(bytes);
         wk_store_encode_base(joiner->hub.store, p, joiner->codec, base);
-        CU_ASSERT_EQUAL(dl_hash64(base, bytes, 0), joiner->current[p].content_hash);
+        CU_ASSERT_EQUAL(dl_content_hash(base, bytes), joiner->current[p].content_hash);
         free(base);
     }
     for (uint32_t s = 0; s < RIG_STATES; s++) {

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "common/codec.h"
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/layout.h"
 #include "syncer/server/jobs.h"
 #include "tests/unit/store_rig.h"
@@ -152,7 +152,7 @@ static void check_blob(const struct sy_blob *blob)
         at += data;
     }
     CU_ASSERT_EQUAL(at, blob->bytes);
-    CU_ASSERT_EQUAL(dl_hash64(joined, at, 0), blob->content_hash);
+    CU_ASSERT_EQUAL(dl_content_hash(joined, at), blob->content_hash);
 }
 
 /* Of a round of several chunks, and before the job itself. */

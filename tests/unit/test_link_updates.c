@@ -112,6 +112,11 @@ static void test_what_breaks_the_protocol_ends_the_connection(void)
     CU_ASSERT_EQUAL(wk_link_place(link_, now, 0, next_transfer, 0, 1024, &spot), WK_PLACE_STORE);
     CU_ASSERT_FALSE(wk_link_on_chunk(link_, now, 0, false, &hash));
     expect_close("damaged");
+    announce(0, 0, 2, 8);
+    CU_ASSERT_EQUAL(wk_link_place(link_, now, 0, next_transfer, 0, DL_LEAF_BYTES - 1024, &spot), WK_PLACE_STORE);
+    CU_ASSERT_FALSE(wk_link_on_chunk(link_, now, 0, true, &hash));
+    CU_ASSERT_EQUAL(wk_link_place(link_, now, 0, next_transfer, DL_LEAF_BYTES - 1024, 1024, &spot), WK_PLACE_BROKEN);
+    expect_close("not at a multiple of 16384");
     make_update(&in, 0, DL_CODEC_NONE, NULL, 17);
     in.as.update.version = 2;
     say(0);

@@ -481,7 +481,7 @@ static void test_ranges(void)
             CU_ASSERT(unit_same_bits(body, a.model.states[0], 100));
         }
     }
-    CU_ASSERT_EQUAL(manifest.states[0].hash, dl_hash64(a.model.states[0], rig_state_bytes(0), 0));
+    CU_ASSERT_EQUAL(manifest.states[0].hash, dl_content_hash(a.model.states[0], rig_state_bytes(0)));
     wk_manifest_release(&manifest);
     rig_peer_release(&a);
 }

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "common/codec.h"
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/layout.h"
 #include "common/le.h"
 #include "common/mem.h"
@@ -342,7 +342,7 @@ static void check_blob(enum dl_codec codec, uint64_t blocks)
         at += data;
     }
     CU_ASSERT_EQUAL_FATAL(at, blob->bytes);
-    CU_ASSERT_EQUAL(dl_hash64(joined, at, 0), blob->content_hash);
+    CU_ASSERT_EQUAL(dl_content_hash(joined, at), blob->content_hash);
     float *back = dl_alloc_aligned(elements * sizeof(float));
     dl_codec_decode(codec, joined, blocks, back);
     uint64_t wrong = 0;

@@ -169,8 +169,8 @@ static void test_ledger_is_fenced(void)
     remove_dir();
 }
 
-/* A folder from before the ledger goes on. */
-static void test_older_folder(void)
+/* A folder of another schema, older or newer, is refused and left as it is. */
+static void test_other_schemas(void)
 {
     struct dl_err err;
     new_dir();
@@ -179,28 +179,26 @@ static void test_older_folder(void)
     sy_store_close(store);
     char path[128];
     snprintf(path, sizeof path, "%s/tape.db", dir);
-    sqlite3 *db = NULL;
-    CU_ASSERT_EQUAL_FATAL(sqlite3_open(path, &db), SQLITE_OK);
-    CU_ASSERT_EQUAL(
-        sqlite3_exec(db,
-                     "DROP VIEW coverage_faults; DROP VIEW coverage; DROP TABLE leases; DROP TABLE returned;"
-                     "ALTER TABLE participants DROP COLUMN lease; ALTER TABLE participants DROP COLUMN cursor;"
-                     "UPDATE meta SET value = '1' WHERE key = 'schema'",
-                     NULL, NULL, NULL),
-        SQLITE_OK);
-    sqlite3_close(db);
-    store = reopen(NULL);
-    check_holds(store, 0, 1);
-    struct sy_lease lease = lease_to("a", UINT64_MAX, 1, 0, 100);
-    CU_ASSERT_EQUAL(grant(store, &lease, 1, &err), DL_OK);
-    CU_ASSERT_EQUAL(commit_seen(store, 2, 1, 20, &err), DL_OK);
-    store = reopen(reopen(store));
-    CU_ASSERT_EQUAL(count_rows("SELECT counted FROM leases"), 20);
-    CU_ASSERT_EQUAL(count_rows("SELECT lease FROM participants WHERE version = 1 LIMIT 1"), 0);
-    sy_store_close(store);
+    for (int schema = SY_STORE_SCHEMA - 1; schema <= SY_STORE_SCHEMA + 1; schema++) {
+        sqlite3 *db = NULL;
+        char text[100];
+        snprintf(text, sizeof text, "UPDATE meta SET value = '%d' WHERE key = 'schema'", schema);
+        CU_ASSERT_EQUAL_FATAL(sqlite3_open(path, &db), SQLITE_OK);
+        CU_ASSERT_EQUAL(sqlite3_exec(db, text, NULL, NULL, NULL), SQLITE_OK);
+        sqlite3_close(db);
+        enum dl_rc rc = open_as(&store, "demo", 0, &err);
+        if (schema == SY_STORE_SCHEMA) {
+            CU_ASSERT_EQUAL_FATAL(rc, DL_OK);
+            sy_store_close(store);
+        } else {
+            snprintf(text, sizeof text, "has schema %d", schema);
+            CU_ASSERT_EQUAL(rc, DL_EINVAL);
+            CU_ASSERT_PTR_NOT_NULL(strstr(err.text, text));
+        }
+    }
     remove_dir();
 }
 
 UNIT_MAIN("store_ledger", {"J8 ledger", test_ledger}, {"J8 coverage faults", test_coverage_faults},
           {"J8 ledger on a failing disk", test_ledger_on_a_failing_disk},
-          {"Q7 ledger is fenced", test_ledger_is_fenced}, {"older folder", test_older_folder})
+          {"Q7 ledger is fenced", test_ledger_is_fenced}, {"other schemas", test_other_schemas})

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/content.h"
 #include "common/hash.h"
 #include "common/layout.h"
 #include "common/mem.h"
@@ -251,7 +252,7 @@ static void test_layout_of_bytes_is_fixed(void)
     fill(DL_WIRE_HEARTBEAT, false);
     sent.as.heartbeat = (struct dl_wire_heartbeat){0x0102030405060708, 2, 3};
     CU_ASSERT_EQUAL(encode_sent(), 48);
-    static const uint8_t head[16] = {'D', 'L', 'C', '1', 2, 12, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0};
+    static const uint8_t head[16] = {'D', 'L', 'C', '1', DL_WIRE_VERSION, 12, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0};
     static const uint8_t payload[24] = {8, 7, 6, 5, 4, 3, 2, 1, 2, 0, 0, 0, 0, 0, 0, 0, 3};
     CU_ASSERT_EQUAL(memcmp(buffer, head, 16), 0);
     CU_ASSERT_EQUAL(memcmp(buffer + 24, payload, 24), 0);
@@ -501,8 +502,11 @@ static void test_chunk_head_and_verify(void)
     }
     dl_wire_chunk_head(UINT64_C(0x1122334455667788), UINT64_MAX - 5, data, data_bytes, buffer);
     const uint8_t *prefix = buffer + DL_WIRE_HEADER_BYTES;
-    uint64_t seed = dl_wire_chunk_begin(UINT64_C(0x1122334455667788), UINT64_MAX - 5, data_bytes, second);
-    dl_wire_chunk_end(dl_hash64(data, data_bytes, seed), second);
+    dl_wire_chunk_begin(UINT64_C(0x1122334455667788), UINT64_MAX - 5, data_bytes, second);
+    struct dl_leaves leaves;
+    dl_leaves_begin(&leaves);
+    dl_leaves_add(&leaves, data, data_bytes);
+    dl_wire_chunk_end(&leaves, second);
     CU_ASSERT_EQUAL(memcmp(second, buffer, head_bytes), 0);
     struct dl_wire_header header;
     CU_ASSERT_EQUAL_FATAL(dl_wire_header_decode(buffer, &header, NULL), DL_OK);

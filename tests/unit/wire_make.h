@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/layout.h"
 #include "common/wire.h"
 
@@ -80,7 +80,7 @@ static inline void make_update(struct dl_wire_message *out, uint32_t p, enum dl_
         .round = 1,
         .codec = (uint8_t)codec,
         .bytes = bytes,
-        .content_hash = content == NULL ? 0 : dl_hash64(content, bytes, 0),
+        .content_hash = content == NULL ? 0 : dl_content_hash(content, bytes),
         .participants = 1,
     };
 }

@@ -5,10 +5,9 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "common/hash.h"
 #include "common/mem.h"
 
-#define SEND_PIECE 16384
+#define SEND_PIECE DL_LEAF_BYTES
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 /* Control frames of our own (pong, close) are put behind a message that is still being written. */
 #define CONTROL_SLACK (DL_WS_HEAD_MAX + DL_WS_CONTROL_MAX)
@@ -82,20 +81,14 @@ static enum dl_rc on_place(void *context, uint64_t transfer, uint64_t offset, ui
                           (unsigned long long)spot->total_bytes);
     }
     if (spot->offset == 0) {
-        dl_hash_stream_init(wk_store_content(hub->store, spot->fragment, spot->slot), 0);
+        dl_content_begin(wk_store_content(hub->store, spot->fragment, spot->slot));
     }
     *data = channel->slot + spot->offset;
     return DL_OK;
 }
 
-/* The content's hash goes along. A piece that turns out to be damaged ends the connection, and with it the update. */
-static void on_piece(void *context, const uint8_t *bytes, size_t size)
-{
-    const struct wk_channel *channel = context;
-    dl_hash_stream_add(wk_store_content(channel->hub->store, channel->spot.fragment, channel->spot.slot), bytes, size);
-}
-
-static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
+/* The content's hash goes along. A chunk that is damaged ends the connection, and with it the update. */
+static enum dl_rc on_chunk(void *context, struct dl_leaves *leaves, bool intact, struct dl_err *err)
 {
     struct wk_channel *channel = context;
     struct wk_hub *hub = channel->hub;
@@ -106,9 +99,10 @@ static enum dl_rc on_chunk(void *context, bool intact, struct dl_err *err)
     if (!intact) {
         return dl_err_set(err, DL_ECORRUPT, "a chunk of fragment %u was damaged on the way", channel->spot.fragment);
     }
+    struct dl_content *content = wk_store_content(hub->store, channel->spot.fragment, channel->spot.slot);
+    dl_content_add_leaves(content, leaves);
     if (last) {
-        const struct dl_hash_stream *content = wk_store_content(hub->store, channel->spot.fragment, channel->spot.slot);
-        bool whole = dl_hash_stream_result(content) == content_hash;
+        bool whole = dl_content_result(content) == content_hash;
         pthread_mutex_lock(&hub->lock);
         wk_link_on_update(hub->link, channel->now_ns, channel->shard, whole);
         pthread_cond_broadcast(&hub->changed);
@@ -195,15 +189,15 @@ static void send_chunk(struct wk_channel *channel)
     uint8_t *at = channel->out + channel->out_end;
     size_t length = dl_ws_head(DL_WS_BINARY, payload, key, at);
     at += length;
-    uint64_t seed = dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
-    dl_hash_stream_init(&channel->sending, seed);
+    dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
+    dl_leaves_begin(&channel->sending);
     for (size_t done = 0; done < chunk->bytes; done += SEND_PIECE) {
         /* Hashed and masked while it is in the first-level cache: memory is read once. */
         size_t piece = DL_MIN((size_t)SEND_PIECE, chunk->bytes - done);
-        dl_hash_stream_add(&channel->sending, data + done, piece);
+        dl_leaves_add(&channel->sending, data + done, piece);
         dl_ws_mask(at + CHUNK_HEAD_BYTES + done, data + done, piece, key, CHUNK_HEAD_BYTES + done);
     }
-    dl_wire_chunk_end(dl_hash_stream_result(&channel->sending), at);
+    dl_wire_chunk_end(&channel->sending, at);
     dl_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
     channel->out_end += length + payload;
     pthread_mutex_lock(&hub->lock);
@@ -469,8 +463,7 @@ enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint3
     if (channel->out == NULL) {
         return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", bytes);
     }
-    struct wk_rx_owner owner = {
-        .context = channel, .message = on_message, .place = on_place, .piece = on_piece, .chunk = on_chunk};
+    struct wk_rx_owner owner = {.context = channel, .message = on_message, .place = on_place, .chunk = on_chunk};
     wk_rx_init(&channel->rx, &owner, &channel->message);
     return DL_OK;
 }

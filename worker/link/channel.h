@@ -5,7 +5,7 @@
 
 #include <poll.h>
 
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/ws.h"
 #include "worker/link/hub.h"
 #include "worker/link/receive.h"
@@ -49,8 +49,8 @@ struct wk_channel {
     struct wk_act act;
     int64_t now_ns; /* Of the iteration. */
     struct wk_spot spot;
-    struct dl_hash_stream sending;
-    uint8_t *slot; /* Memory of the update being received. */
+    struct dl_leaves sending; /* Of the chunk that is put together. */
+    uint8_t *slot;            /* Memory of the update being received. */
     uint8_t random[256];
     size_t random_left;
     size_t in_have; /* Only while upgrading. */

@@ -8,7 +8,7 @@
 
 #include "common/clock.h"
 #include "common/codec.h"
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/mem.h"
 #include "worker/link/get.h"
 #include "worker/link/net.h"
@@ -19,6 +19,9 @@
 enum stage { STAGE_PICK, STAGE_MANIFEST, STAGE_STATES, STAGE_FRAGMENTS, STAGE_OVER };
 
 struct wk_fetch {
+    /* Hashed as it comes: the part of optimiser state or trace, or the fragment, that is under way. They go on where a
+     * connection broke, as what they are of does. */
+    struct dl_content state_content, fragment_content;
     struct wk_hub *hub;
     const struct wk_state *states;
     uint32_t state_count;
@@ -73,7 +76,7 @@ static double elapsed(const struct wk_fetch *fetch)
 struct wk_fetch *wk_fetch_new(struct wk_hub *hub, const struct wk_state *states, uint32_t state_count,
                               int64_t progress_ns)
 {
-    struct wk_fetch *fetch = calloc(1, sizeof *fetch);
+    struct wk_fetch *fetch = dl_alloc_aligned(sizeof *fetch);
     if (fetch != NULL) {
         fetch->hub = hub;
         fetch->states = states;
@@ -360,15 +363,18 @@ static void progress_state(void *context, uint64_t offset, uint64_t bytes)
     uint64_t into = 0;
     (void)offset;
     uint32_t part = part_at(fetch, fetch->done, &into);
+    bool is_trace = part == UINT32_MAX;
+    const uint8_t *data = is_trace ? fetch->trace : fetch->states[part].data;
+    uint64_t whole = is_trace ? fetch->manifest.trace_bytes : fetch->states[part].bytes;
     fetch->done += bytes;
     fetch->bytes += bytes;
-    if (part == UINT32_MAX) {
-        bool whole = into + bytes == fetch->manifest.trace_bytes;
-        fetch->broken =
-            fetch->broken || (whole && dl_hash64(fetch->trace, into + bytes, 0) != fetch->manifest.trace_hash);
-    } else if (into + bytes == fetch->states[part].bytes) {
-        uint64_t hash = dl_hash64(fetch->states[part].data, fetch->states[part].bytes, 0);
-        fetch->broken = fetch->broken || hash != fetch->manifest.states[part].hash;
+    if (into == 0) {
+        dl_content_begin(&fetch->state_content);
+    }
+    dl_content_add(&fetch->state_content, data + into, bytes);
+    if (into + bytes == whole) {
+        uint64_t hash = is_trace ? fetch->manifest.trace_hash : fetch->manifest.states[part].hash;
+        fetch->broken = fetch->broken || dl_content_result(&fetch->state_content) != hash;
     }
 }
 
@@ -429,6 +435,10 @@ static void progress_fragment(void *context, uint64_t offset, uint64_t bytes)
 {
     struct wk_fetch *fetch = context;
     (void)offset;
+    if (fetch->staged == 0) {
+        dl_content_begin(&fetch->fragment_content);
+    }
+    dl_content_add(&fetch->fragment_content, fetch->staging + fetch->staged, bytes);
     fetch->staged += bytes;
     fetch->bytes += bytes;
 }
@@ -498,7 +508,7 @@ static enum dl_rc adopt(struct wk_fetch *fetch, struct dl_err *err)
 {
     uint32_t p = fetch->staged_fragment;
     struct wk_hub *hub = fetch->hub;
-    if (dl_hash64(fetch->staging, fetch->manifest.fragments[p].bytes, 0) != fetch->staged_hash) {
+    if (dl_content_result(&fetch->fragment_content) != fetch->staged_hash) {
         fetch->staged = 0;
         return dl_err_set(err, DL_ECORRUPT, "its fragment %u does not match its hash", p);
     }

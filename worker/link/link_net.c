@@ -361,6 +361,11 @@ enum wk_place wk_link_place(struct wk_link *link, int64_t now_ns, uint32_t shard
         wk_close(link, shard, "protocol error: a chunk of fragment %u does not continue its transfer", spot->fragment);
         return WK_PLACE_BROKEN;
     }
+    if (offset % DL_LEAF_BYTES != 0) {
+        wk_close(link, shard, "protocol error: a chunk of fragment %u begins at byte %llu, not at a multiple of %u",
+                 spot->fragment, (unsigned long long)offset, DL_LEAF_BYTES);
+        return WK_PLACE_BROKEN;
+    }
     spot->offset = offset;
     spot->total_bytes = slot->update.bytes;
     conn->placed = true;

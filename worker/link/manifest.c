@@ -8,7 +8,7 @@
 #include "common/le.h"
 #include "common/mem.h"
 
-#define VERSION 1
+#define VERSION 2
 #define FRAGMENT_BYTES 32
 #define STATE_BYTES_MIN 19 /* A name of one character. */
 #define PART_BYTES_MAX (DL_TENSOR_ELEMENTS_MAX * sizeof(float))

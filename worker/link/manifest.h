@@ -8,7 +8,7 @@
  * checksum: XXH3-64 of the payload, seeded with the hash of the first 16 bytes. Payload: id u64, learner u32, nonce u64,
  * step u64, layout hash u64, codec u8, uid; count u32 and fragments (version, round, bytes, hash: u64 each); count u32
  * and states (name; bytes u64, hash u64); trace bytes u64, trace hash u64. Texts: length u16, bytes. Hashes are
- * dl_hash64 with seed 0.
+ * dl_content_hash.
  *
  * Pure. Everything that is decoded is bounded, and checked against itself, before memory is taken for it. */
 #ifndef DL_WORKER_LINK_MANIFEST_H

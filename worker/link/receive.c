@@ -5,7 +5,6 @@
 
 #include "common/mem.h"
 
-#define HASH_PIECE ((size_t)16 * 1024) /* Read by both hashes while it is in the first-level cache. */
 #define HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 
 void wk_rx_init(struct wk_rx *rx, const struct wk_rx_owner *owner, struct dl_wire_message *message)
@@ -51,21 +50,14 @@ static enum dl_rc begin_chunk(struct wk_rx *rx, struct dl_err *err)
     uint64_t transfer, offset;
     dl_wire_chunk_prefix(rx->prefix, &transfer, &offset);
     rx->data = NULL;
-    dl_hash_stream_init(&rx->hash, dl_wire_chunk_seed(rx->header_bytes, rx->prefix));
+    dl_leaves_begin(&rx->leaves);
     return rx->owner.place(rx->owner.context, transfer, offset, chunk_data_bytes(rx), &rx->data, err);
 }
 
 /* `size` bytes of the chunk's data have come to their place, behind those before. */
 static void hash_data(struct wk_rx *rx, size_t size)
 {
-    const uint8_t *at = rx->data + (rx->have - HEAD_BYTES) - size;
-    while (size > 0) {
-        size_t piece = DL_MIN(size, HASH_PIECE);
-        dl_hash_stream_add(&rx->hash, at, piece);
-        rx->owner.piece(rx->owner.context, at, piece);
-        at += piece;
-        size -= piece;
-    }
+    dl_leaves_add(&rx->leaves, rx->data + (rx->have - HEAD_BYTES) - size, size);
 }
 
 /* Copies what is missing up to `end` bytes of the message to `to`, which holds the part from `start` on. */
@@ -110,8 +102,8 @@ static enum dl_rc end_chunk(struct wk_rx *rx, struct dl_err *err)
     if (dl_take(rx->data) == NULL) {
         return DL_OK;
     }
-    bool intact = dl_wire_chunk_check(rx->header_bytes, dl_hash_stream_result(&rx->hash), NULL) == DL_OK;
-    return rx->owner.chunk(rx->owner.context, intact, err);
+    bool intact = dl_wire_chunk_check(rx->header_bytes, rx->prefix, &rx->leaves, NULL) == DL_OK;
+    return rx->owner.chunk(rx->owner.context, &rx->leaves, intact, err);
 }
 
 static enum dl_rc end_control(struct wk_rx *rx, struct dl_err *err)

@@ -2,8 +2,8 @@
  *
  * A control message is gathered in a buffer of its own; the data of a CHUNK goes to the place that the owner names as
  * soon as the chunk's head is there, and can be received to it without a copy. It is hashed as it comes, while it is in the
- * cache, and the owner can look at it then, too. Nothing is handed over before its checksum is found right. No I/O; owned by
- * the network thread. */
+ * cache, and the owner gets its leaves, of which the hash of the whole follows. Nothing is handed over before its checksum is
+ * found right. No I/O; owned by the network thread. */
 #ifndef DL_WORKER_LINK_RECEIVE_H
 #define DL_WORKER_LINK_RECEIVE_H
 
@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/content.h"
 #include "common/err.h"
-#include "common/hash.h"
 #include "common/wire.h"
 
 struct wk_rx_owner { /* Any failure returned ends the connection. */
@@ -22,10 +22,8 @@ struct wk_rx_owner { /* Any failure returned ends the connection. */
     /* Where the next chunk's data goes; `*data` NULL: nowhere, it is skipped. */
     enum dl_rc (*place)(void *context, uint64_t transfer, uint64_t offset, uint32_t bytes, uint8_t **data,
                         struct dl_err *err);
-    /* The next bytes of the chunk placed last have come; whether they are intact is not known before `chunk`. */
-    void (*piece)(void *context, const uint8_t *bytes, size_t size);
-    /* The chunk placed last is there; `intact`: its checksum is right. */
-    enum dl_rc (*chunk)(void *context, bool intact, struct dl_err *err);
+    /* The chunk placed last is there, and these are its leaves; `intact`: its checksum is right. */
+    enum dl_rc (*chunk)(void *context, struct dl_leaves *leaves, bool intact, struct dl_err *err);
 };
 
 struct wk_rx {
@@ -33,9 +31,9 @@ struct wk_rx {
     uint8_t header_bytes[DL_WIRE_HEADER_BYTES];
     uint8_t prefix[DL_WIRE_CHUNK_PREFIX_BYTES];
     struct dl_wire_header header;
-    uint32_t have;              /* Bytes of the message so far. */
-    uint8_t *data;              /* Of the current chunk; NULL: skipped. */
-    struct dl_hash_stream hash; /* Of its data so far. */
+    uint32_t have;           /* Bytes of the message so far. */
+    uint8_t *data;           /* Of the current chunk; NULL: skipped. */
+    struct dl_leaves leaves; /* Of its data so far. */
     struct dl_wire_message *message;
     uint8_t control[DL_WIRE_CONTROL_PAYLOAD_MAX];
 };

@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 
 #include "common/codec.h"
+#include "common/content.h"
 #include "common/copy.h"
-#include "common/hash.h"
 #include "common/mem.h"
 
 #define SLICE_BYTES ((uint64_t)16 << 20) /* Of whole huge pages. */
@@ -117,13 +117,13 @@ enum dl_rc wk_snapshot_seal(struct wk_snapshot *snapshot, struct dl_err *err)
     struct wk_manifest *manifest = &snapshot->manifest;
     const uint8_t *at = snapshot->data;
     for (uint32_t p = 0; p < manifest->fragment_count; p++) {
-        manifest->fragments[p].hash = dl_hash64(at, manifest->fragments[p].bytes, 0);
+        manifest->fragments[p].hash = dl_content_hash(at, manifest->fragments[p].bytes);
         at += manifest->fragments[p].bytes;
     }
     for (uint32_t i = 0; i < manifest->state_count; i++) {
-        manifest->states[i].hash = dl_hash64(at, manifest->states[i].bytes, 0);
+        manifest->states[i].hash = dl_content_hash(at, manifest->states[i].bytes);
         at += manifest->states[i].bytes;
     }
-    manifest->trace_hash = dl_hash64(snapshot->trace, manifest->trace_bytes, 0);
+    manifest->trace_hash = dl_content_hash(snapshot->trace, manifest->trace_bytes);
     return wk_manifest_encode(manifest, &snapshot->head, &snapshot->head_bytes, err);
 }

@@ -26,7 +26,7 @@ struct wk_store {
     float *base[DL_SPEC_FRAGMENTS_MAX]; /* Padded arrays. */
     /* There from the start: the network thread may place an update before the base copy is made. */
     struct memory slots[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
-    struct dl_hash_stream *contents[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
+    struct dl_content *contents[DL_SPEC_FRAGMENTS_MAX * WK_SLOTS];
     struct memory pushes[DL_SPEC_FRAGMENTS_MAX];
 };
 
@@ -96,14 +96,14 @@ static uint8_t *grow(struct memory *memory, uint64_t bytes)
 
 uint8_t *wk_store_slot(struct wk_store *store, uint32_t fragment, uint32_t slot, uint64_t bytes)
 {
-    struct dl_hash_stream **content = &store->contents[fragment * WK_SLOTS + slot];
+    struct dl_content **content = &store->contents[fragment * WK_SLOTS + slot];
     if (*content == NULL) {
         *content = dl_alloc_aligned(sizeof **content);
     }
     return *content == NULL ? NULL : grow(&store->slots[fragment * WK_SLOTS + slot], bytes);
 }
 
-struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot)
+struct dl_content *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot)
 {
     return store->contents[fragment * WK_SLOTS + slot];
 }

@@ -9,7 +9,7 @@
 #ifndef DL_WORKER_LINK_STORE_H
 #define DL_WORKER_LINK_STORE_H
 
-#include "common/hash.h"
+#include "common/content.h"
 #include "common/layout.h"
 #include "worker/link/link.h"
 #include "worker/link/link_recover.h"
@@ -27,7 +27,7 @@ DL_MUST_CHECK enum dl_rc wk_store_prepare(struct wk_store *store, const struct d
 uint8_t *wk_store_slot(struct wk_store *store, uint32_t fragment, uint32_t slot, uint64_t bytes);
 
 /* Where the network thread keeps the hash of an update's content so far; there once wk_store_slot has given memory. */
-struct dl_hash_stream *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot);
+struct dl_content *wk_store_content(struct wk_store *store, uint32_t fragment, uint32_t slot);
 
 /* Bytes of a push being sent: the encoded snapshot, or for a seed the base copy itself (float32, little-endian). */
 const uint8_t *wk_store_push(const struct wk_store *store, uint32_t fragment, bool seed);

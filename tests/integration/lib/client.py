@@ -29,6 +29,8 @@ REFUSALS = {1: "version", 2: "job", 3: "layout", 4: "full", 5: "shard", 6: "supe
 NONE, BF16, INT8, INT4 = range(4)
 BLOCK_BYTES = {NONE: 1024, BF16: 512, INT8: 260, INT4: 132}
 PULL_SEED = 1
+LEAF_BYTES = 16384
+VERSION = 3
 
 _counter = itertools.count()
 _xxhash = ctypes.CDLL("libxxhash.so.0")
@@ -38,6 +40,15 @@ _xxhash.XXH3_64bits_withSeed.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctype
 
 def hash64(data, seed=0):
     return _xxhash.XXH3_64bits_withSeed(bytes(data), len(data), seed)
+
+
+def leaves(data):
+    """The hashes of the 16 KiB leaves of a content, or of a chunk's data (common/content.h)."""
+    return b"".join(struct.pack("<Q", hash64(data[at:at + LEAF_BYTES])) for at in range(0, len(data), LEAF_BYTES))
+
+
+def content_hash(data):
+    return hash64(leaves(data) + struct.pack("<Q", len(data)))
 
 
 # Field lists as in the wire table: (name, struct code), "s" a text, "F" fragments, "T" tensors, "E" entries of the tape.
@@ -130,12 +141,12 @@ def decode_fields(kind, payload):
     return values
 
 
-def frame(kind, payload, version=2, magic=b"DLC1", claimed=None, checksum=None):
+def frame(kind, payload, version=VERSION, magic=b"DLC1", claimed=None, checksum=None):
     """One protocol message; the arguments after `payload` make it a wrong one."""
     head = magic + struct.pack("<BBHII", version, kind, 0, len(payload) if claimed is None else claimed, 0)
     seed = hash64(head)
     if checksum is None:
-        checksum = hash64(payload[16:], hash64(payload[:16], seed)) if kind == CHUNK else hash64(payload, seed)
+        checksum = hash64(leaves(payload[16:]), hash64(payload[:16], seed)) if kind == CHUNK else hash64(payload, seed)
     return head + struct.pack("<Q", checksum) + payload
 
 
@@ -249,7 +260,7 @@ class Client:
             data = self.receive_frame()
             kind, size = data[5], struct.unpack_from("<I", data, 8)[0]
             payload = data[24:]
-            assert data[:5] == b"DLC1\x02" and size == len(payload)
+            assert data[:5] == b"DLC1" + bytes([VERSION]) and size == len(payload)
             if kind == CHUNK:
                 assert data == frame(CHUNK, payload), "chunk checksum"
                 update = self._chunk(payload)
@@ -271,7 +282,7 @@ class Client:
         if len(update["data"]) < update["bytes"]:
             return None
         del self.updates[transfer]
-        assert hash64(update["data"]) == update["content_hash"], "content hash"
+        assert content_hash(update["data"]) == update["content_hash"], "content hash"
         assert update["version"] > self.versions.get(update["fragment"], 0), "versions only grow"
         self.versions[update["fragment"]] = update["version"]
         return update
