@@ -141,7 +141,8 @@ static inline void announce(uint32_t shard, uint32_t p, uint64_t version, uint64
 /* The whole of the update announced last arrives, in two chunks. */
 static inline enum wk_place deliver(uint32_t shard, uint32_t p)
 {
-    uint64_t bytes = layout->fragments[p].padded_elements * 4, half = bytes / 2 / DL_LEAF_BYTES * DL_LEAF_BYTES, hash = 0;
+    uint64_t bytes = layout->fragments[p].padded_elements * 4, half = bytes / 2 / DL_LEAF_BYTES * DL_LEAF_BYTES,
+             hash = 0;
     struct wk_spot spot;
     enum wk_place place = wk_link_place(link_, now, shard, next_transfer, 0, (uint32_t)half, &spot);
     if (place != WK_PLACE_STORE) {
