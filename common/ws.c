@@ -201,7 +201,9 @@ static void advance(struct dl_ws_parser *parser, uint64_t bytes)
 
 static void unmask(const struct dl_ws_parser *parser, uint8_t *at, size_t bytes)
 {
-    if (parser->from_client) {
+    static const uint8_t zeros[sizeof parser->key];
+    /* A key of zeros leaves the bytes as they are; a learner's chunks have it (worker/link/channel.c). */
+    if (parser->from_client && memcmp(parser->key, zeros, sizeof zeros) != 0) {
         dl_ws_mask(at, at, bytes, parser->key, 0);
     }
 }

@@ -135,7 +135,7 @@ def test_no_frames_before_the_answer(build):
 
 
 class Cut(Learner):
-    """Its frames go out in pieces that fit nothing, each message in several frames."""
+    """Its frames go out in pieces that fit nothing, each message in several frames; masked like any client's but a learner's."""
     def send_frame(self, data, opcode=2, final=True, mask=b"\0\0\0\0"):
         if opcode != 2 or len(data) < 3000:
             super().send_frame(data, opcode, final, mask)
@@ -144,7 +144,7 @@ class Cut(Learner):
         for i in range(len(cuts) - 1):
             if i == 3:
                 super().send_frame(b"ping", 9)
-            super().send_frame(data[cuts[i]:cuts[i + 1]], 2 if i == 0 else 0, i == len(cuts) - 2, mask)
+            super().send_frame(data[cuts[i]:cuts[i + 1]], 2 if i == 0 else 0, i == len(cuts) - 2, mask if i == 2 else MASK)
 
 
 def test_pushes_in_pieces(build):

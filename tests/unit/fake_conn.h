@@ -88,6 +88,7 @@ struct fake_syncer {
     struct dl_wire_lease_request last_request;
     struct dl_wire_push last_push;
     uint64_t bytes_in, bytes_out;
+    uint64_t chunks_plain, others_plain; /* Frames with a mask of zeros: chunks, and anything else. */
 };
 
 /* --- bytes and frames ----------------------------------------------------------------------------------------------- */
@@ -199,6 +200,12 @@ static inline bool fake_frame_in(struct fake_conn *conn, uint8_t *payload, size_
     for (uint64_t i = 0; i < size; i++) {
         payload[i] ^= key[i & 3];
     }
+    struct dl_wire_header header;
+    bool plain = key[0] == 0 && key[1] == 0 && key[2] == 0 && key[3] == 0;
+    bool chunk = head[0] == 0x82 && size >= DL_WIRE_HEADER_BYTES &&
+                 dl_wire_header_decode(payload, &header, NULL) == DL_OK && header.type == DL_WIRE_CHUNK;
+    __atomic_add_fetch(&conn->syncer->chunks_plain, plain && chunk, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&conn->syncer->others_plain, plain && !chunk, __ATOMIC_RELAXED);
     *first = head[0];
     *payload_bytes = size;
     return true;

@@ -106,6 +106,7 @@ static void test_a_late_push_is_sent_again(void)
     update(0, 0, 3, 11);
     pull(0, 0, 3, 12);
     CU_ASSERT_EQUAL(next_act(0), WK_ACT_NONE); /* The chunk's bytes are still being read. */
+    CU_ASSERT_TRUE(wk_link_wants_memory(link_, 0));
     wk_link_on_chunk_sent(link_, now, 0);
     expect_push(0, 0, 12, 1, 1);
     struct wk_link_view view;

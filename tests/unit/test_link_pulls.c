@@ -174,10 +174,13 @@ static void test_bytes_being_read_are_not_overwritten(void)
     CU_ASSERT_TRUE(sends(0, DL_WIRE_META));
     CU_ASSERT_TRUE(sends(0, DL_WIRE_PUSH));
     CU_ASSERT_EQUAL_FATAL(next_act(0), WK_ACT_CHUNK);
+    CU_ASSERT_FALSE(wk_link_wants_memory(link_, 0));
     pull(0, 0, 1, 41);
     CU_ASSERT_EQUAL(train(), WK_STEP_YIELD);
     CU_ASSERT_EQUAL(snapshots, 0);
+    CU_ASSERT_TRUE(wk_link_wants_memory(link_, 0)); /* Else the boundary would wait for the socket. */
     wk_link_on_chunk_sent(link_, now, 0);
+    CU_ASSERT_FALSE(wk_link_wants_memory(link_, 0));
     CU_ASSERT_EQUAL(boundary(), WK_STEP_GO);
     CU_ASSERT_EQUAL(snapshots, 1);
     end();

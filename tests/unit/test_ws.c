@@ -1,6 +1,7 @@
 /* RFC 6455 framing of the link, and its upgrade: every split point, every alignment, and what a hostile server could send. */
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "common/isa.h"
 #include "common/mem.h"
@@ -328,6 +329,31 @@ static void test_hostile_frames_are_refused(void)
     }
 }
 
+/* A key of zeros is as good as any: the payload is taken as it is, and not written to (it lies in a page that cannot be). */
+static void test_a_mask_of_zeros_is_no_pass(void)
+{
+    static const uint8_t zeros[4] = {0};
+    enum { BYTES = 70000 };
+    struct dl_ws_parser parser;
+    uint8_t *page = mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *data = NULL;
+    CU_ASSERT_PTR_NOT_EQUAL_FATAL(page, MAP_FAILED);
+    from_client = true;
+    listen_anew(&parser);
+    uint8_t head[DL_WS_HEAD_MAX];
+    size_t used = 0, bytes = 0, length = dl_ws_head(DL_WS_BINARY, BYTES, zeros, head);
+    CU_ASSERT_EQUAL(head[1] & 0x80, 0x80);
+    CU_ASSERT_EQUAL(dl_ws_parse(&parser, head, length, &used, &data, &bytes, &heard.err), DL_WS_EVENT_MORE);
+    dl_ws_placed(&parser, page, 1001);
+    CU_ASSERT_EQUAL(dl_ws_parse(&parser, page, BYTES - 1001, &used, &data, &bytes, &heard.err), DL_WS_EVENT_DATA);
+    CU_ASSERT_PTR_EQUAL(data, page);
+    CU_ASSERT_EQUAL(bytes, BYTES - 1001);
+    munmap(page, BYTES);
+    one_frame(0x82, "masked", 6); /* The next one's key is its own. */
+    parse(&parser, script.bytes, script.size);
+    CU_ASSERT_EQUAL(heard.ends, 2);
+    CU_ASSERT_EQUAL(memcmp(heard.data, "masked", 6), 0);
+}
+
 /* A client's frames are masked, a server's are not; either is told at once when it is the other way. */
 static void test_masks_are_demanded_of_clients_only(void)
 {
@@ -473,7 +499,7 @@ static void test_upgrade_that_is_not_accepted(void)
 
 UNIT_MAIN("ws", {"masks", test_masks_equal_the_naive_form_at_every_alignment}, {"heads", test_frame_heads},
           {"split points", test_parser_at_every_split_point}, {"payload elsewhere", test_payload_received_elsewhere},
-          {"hostile frames", test_hostile_frames_are_refused},
+          {"hostile frames", test_hostile_frames_are_refused}, {"a mask of zeros", test_a_mask_of_zeros_is_no_pass},
           {"masked or not", test_masks_are_demanded_of_clients_only},
           {"endless fragments", test_endless_fragments_are_refused},
           {"random bytes", test_random_bytes_never_break_the_parser}, {"upgrade request", test_upgrade_request},

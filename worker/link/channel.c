@@ -7,11 +7,9 @@
 
 #include "common/mem.h"
 
-#define SEND_PIECE DL_LEAF_BYTES
+#define TLS_RECORD_BYTES 16384
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
-/* Control frames of our own (pong, close) are put behind a message that is still being written. */
-#define CONTROL_SLACK (DL_WS_HEAD_MAX + DL_WS_CONTROL_MAX)
-static_assert(WK_OUT_SLACK >= 2 * CONTROL_SLACK, "room for control frames");
+static_assert(DL_WIRE_CONTROL_PAYLOAD_MAX >= TLS_RECORD_BYTES, "a record's data fits the send buffer");
 
 /* --- ending ------------------------------------------------------------------------------------------------------ */
 
@@ -24,8 +22,9 @@ static void close_channel(struct wk_channel *channel)
     channel->next_address = NULL;
     wk_stream_close(&channel->stream);
     channel->state = WK_CHANNEL_CLOSED;
-    channel->deaf = channel->more_input = false;
-    channel->out_start = channel->out_end = channel->in_have = 0;
+    channel->deaf = channel->more_input = channel->pong_due = false;
+    channel->in_have = 0;
+    wk_outbox_clear(&channel->out);
     channel->connect_by_ns = INT64_MAX;
     channel->slot = NULL;
     wk_rx_reset(&channel->rx);
@@ -125,92 +124,92 @@ void wk_channel_mask_key(struct wk_channel *channel, uint8_t key[4])
     memcpy(key, channel->random + channel->random_left, 4);
 }
 
-/* Bytes of the send buffer that are free behind what it holds. */
-static size_t room(const struct wk_channel *channel)
-{
-    return WK_OUT_MESSAGES * channel->hub->out_bytes - channel->out_end;
-}
-
-/* True when all is written. */
-bool wk_channel_flush(struct wk_channel *channel)
-{
-    while (channel->out_start < channel->out_end) {
-        size_t sent = 0;
-        enum dl_rc rc = wk_stream_write(&channel->stream, channel->out + channel->out_start,
-                                        channel->out_end - channel->out_start, &sent, &channel->deaf_err);
-        if (rc == DL_AGAIN) {
-            return false;
-        }
-        if (rc != DL_OK) {
-            channel->deaf = true;
-            break;
-        }
-        channel->out_start += sent;
-        __atomic_add_fetch(&channel->hub->bytes_sent, sent, __ATOMIC_RELAXED);
-    }
-    channel->out_start = channel->out_end = 0;
-    return !channel->deaf;
-}
-
-static void put_control(struct wk_channel *channel, enum dl_ws_opcode opcode, const uint8_t *payload, size_t bytes)
-{
-    if (room(channel) < CONTROL_SLACK) {
-        return; /* Only the last of several pings has to be answered. */
-    }
-    uint8_t key[4];
-    wk_channel_mask_key(channel, key);
-    uint8_t *at = channel->out + channel->out_end;
-    size_t head = dl_ws_head(opcode, bytes, key, at);
-    dl_ws_mask(at + head, payload, bytes, key, 0);
-    channel->out_end += head + bytes;
-}
-
-/* The message stands DL_WS_HEAD_MAX behind what the send buffer holds; its frame's head goes right before it. */
-static void frame_message(struct wk_channel *channel, size_t bytes)
-{
-    uint8_t key[4], head[DL_WS_HEAD_MAX];
-    wk_channel_mask_key(channel, key);
-    size_t length = dl_ws_head(DL_WS_BINARY, bytes, key, head);
-    uint8_t *at = channel->out + channel->out_end;
-    memmove(at + length, at + DL_WS_HEAD_MAX, bytes);
-    memcpy(at, head, length);
-    dl_ws_mask(at + length, at + length, bytes, key, 0);
-    channel->out_end += length + bytes;
-}
-
-static void send_chunk(struct wk_channel *channel)
+/* The memory of the chunk that was lent may change again. */
+static void give_back(struct wk_channel *channel)
 {
     struct wk_hub *hub = channel->hub;
-    const struct wk_chunk *chunk = &channel->act.chunk;
-    const uint8_t *data = wk_store_push(hub->store, chunk->fragment, chunk->seed) + chunk->offset;
-    uint8_t key[4];
-    wk_channel_mask_key(channel, key);
-    size_t payload = CHUNK_HEAD_BYTES + (size_t)chunk->bytes;
-    uint8_t *at = channel->out + channel->out_end;
-    size_t length = dl_ws_head(DL_WS_BINARY, payload, key, at);
-    at += length;
-    dl_wire_chunk_begin(chunk->transfer, chunk->offset, chunk->bytes, at);
-    dl_leaves_begin(&channel->sending);
-    for (size_t done = 0; done < chunk->bytes; done += SEND_PIECE) {
-        /* Hashed and masked while it is in the first-level cache: memory is read once. */
-        size_t piece = DL_MIN((size_t)SEND_PIECE, chunk->bytes - done);
-        dl_leaves_add(&channel->sending, data + done, piece);
-        dl_ws_mask(at + CHUNK_HEAD_BYTES + done, data + done, piece, key, CHUNK_HEAD_BYTES + done);
-    }
-    dl_wire_chunk_end(&channel->sending, at);
-    dl_ws_mask(at, at, CHUNK_HEAD_BYTES, key, 0);
-    channel->out_end += length + payload;
     pthread_mutex_lock(&hub->lock);
     wk_link_on_chunk_sent(hub->link, channel->now_ns, channel->shard);
     pthread_cond_broadcast(&hub->changed);
     pthread_mutex_unlock(&hub->lock);
 }
 
+bool wk_channel_flush(struct wk_channel *channel)
+{
+    while (!wk_outbox_is_empty(&channel->out)) {
+        struct wk_outbox_parts parts;
+        size_t sent = 0;
+        wk_outbox_parts(&channel->out, &parts);
+        enum dl_rc rc = wk_stream_write_two(&channel->stream, parts.bytes[0], parts.sizes[0], parts.bytes[1],
+                                            parts.sizes[1], &sent, &channel->deaf_err);
+        if (rc == DL_AGAIN) {
+            return false;
+        }
+        if (rc != DL_OK) {
+            channel->deaf = true;
+            return false;
+        }
+        __atomic_add_fetch(&channel->hub->bytes_sent, sent, __ATOMIC_RELAXED);
+        if (wk_outbox_sent(&channel->out, sent)) {
+            give_back(channel);
+        }
+    }
+    return true;
+}
+
+static void put_control(struct wk_channel *channel, enum dl_ws_opcode opcode, const uint8_t *payload, size_t bytes)
+{
+    uint8_t key[4];
+    wk_channel_mask_key(channel, key);
+    uint8_t *at = wk_outbox_space(&channel->out);
+    size_t head = dl_ws_head(opcode, bytes, key, at);
+    dl_ws_mask(at + head, payload, bytes, key, 0);
+    wk_outbox_put(&channel->out, head + bytes);
+}
+
+/* The message stands DL_WS_HEAD_MAX from the start of the send buffer; its frame's head goes right before it. */
+static void frame_message(struct wk_channel *channel, size_t bytes)
+{
+    uint8_t key[4], head[DL_WS_HEAD_MAX];
+    wk_channel_mask_key(channel, key);
+    size_t length = dl_ws_head(DL_WS_BINARY, bytes, key, head);
+    uint8_t *at = wk_outbox_space(&channel->out);
+    memmove(at + length, at + DL_WS_HEAD_MAX, bytes);
+    memcpy(at, head, length);
+    dl_ws_mask(at + length, at + length, bytes, key, 0);
+    wk_outbox_put(&channel->out, length + bytes);
+}
+
+/* A chunk is hashed where it lies and written from there: the kernel finds in the cache what the hash has read. Its mask is
+ * zeros, which leaves the data as they are. Masks keep a third party, who may have chosen the payload, from making an
+ * intermediary believe that it sees HTTP (RFC 6455, 10.3). What stands here is a learner's own deltas behind our header, chosen
+ * by the program that sends them; messages keep keys that nobody can foresee. */
+static void send_chunk(struct wk_channel *channel)
+{
+    static const uint8_t key[4] = {0};
+    const struct wk_chunk *chunk = &channel->act.chunk;
+    const uint8_t *data = wk_store_push(channel->hub->store, chunk->fragment, chunk->seed) + chunk->offset;
+    size_t bytes = chunk->bytes;
+    uint8_t *at = wk_outbox_space(&channel->out);
+    size_t head = dl_ws_head(DL_WS_BINARY, CHUNK_HEAD_BYTES + bytes, key, at);
+    dl_wire_chunk_head(chunk->transfer, chunk->offset, data, chunk->bytes, at + head);
+    head += CHUNK_HEAD_BYTES;
+    /* With TLS what is written at once is a record of its own: the head shares it with the first of the data. */
+    size_t beside = channel->stream.ssl == NULL ? 0 : DL_MIN(bytes, TLS_RECORD_BYTES - head);
+    memcpy(at + head, data, beside);
+    wk_outbox_put(&channel->out, head + beside);
+    if (beside == bytes) {
+        give_back(channel);
+    } else {
+        wk_outbox_lend(&channel->out, data + beside, bytes - beside);
+    }
+}
+
 /* --- acts -------------------------------------------------------------------------------------------------------- */
 
 static void say_close(struct wk_channel *channel)
 {
-    if (channel->state == WK_CHANNEL_OPEN && channel->out_start == channel->out_end && !channel->deaf) {
+    if (channel->state == WK_CHANNEL_OPEN && wk_outbox_is_empty(&channel->out) && !channel->deaf) {
         static const uint8_t normal[2] = {1000 >> 8, 1000 & 0xff};
         put_control(channel, DL_WS_CLOSE, normal, sizeof normal);
         (void)wk_channel_flush(channel); /* Out of politeness; nobody waits for it. */
@@ -228,8 +227,8 @@ static bool do_act(struct wk_channel *channel)
     wk_link_next_act(hub->link, channel->now_ns, channel->shard, &channel->act);
     if (channel->act.type == WK_ACT_SEND) {
         /* Encoded under the lock: the message is the link's. */
-        rc = dl_wire_encode(channel->act.message, channel->out + channel->out_end + DL_WS_HEAD_MAX,
-                            room(channel) - DL_WS_HEAD_MAX, &bytes, &err);
+        rc = dl_wire_encode(channel->act.message, wk_outbox_space(&channel->out) + DL_WS_HEAD_MAX,
+                            channel->out.capacity - DL_WS_HEAD_MAX, &bytes, &err);
     } else if (channel->act.type == WK_ACT_CLOSE) {
         pthread_cond_broadcast(&hub->changed); /* A wait ends with its connection. */
     }
@@ -259,7 +258,10 @@ static enum dl_rc on_control(struct wk_channel *channel, struct dl_err *err)
 {
     const struct dl_ws_parser *parser = &channel->parser;
     if (parser->opcode == DL_WS_PING) {
-        put_control(channel, DL_WS_PONG, parser->control, parser->control_bytes);
+        /* Of several that come before an answer is out only the last one has to be answered. */
+        memcpy(channel->pong, parser->control, parser->control_bytes);
+        channel->pong_bytes = parser->control_bytes;
+        channel->pong_due = true;
     } else if (parser->opcode == DL_WS_CLOSE) {
         int reason = parser->control_bytes > 2 ? (int)parser->control_bytes - 2 : 0;
         return dl_err_set(err, DL_ENET, "the syncer closed the connection (%u) %.*s", dl_ws_close_code(parser), reason,
@@ -360,13 +362,24 @@ static void hear_out(struct wk_channel *channel)
     }
 }
 
-/* A connection that takes no more bytes must still be closed when its time is up. */
-static bool wants_close(struct wk_channel *channel)
+/* Looked at while the connection takes no more bytes: its memory may be wanted back, and it must still be closed when its time is
+ * up. True when the next act is a CLOSE, or it has failed. */
+static bool pressed(struct wk_channel *channel)
 {
-    pthread_mutex_lock(&channel->hub->lock);
-    bool wants = wk_link_wants_close(channel->hub->link, channel->shard);
-    pthread_mutex_unlock(&channel->hub->lock);
-    return wants;
+    struct wk_hub *hub = channel->hub;
+    pthread_mutex_lock(&hub->lock);
+    bool close = wk_link_wants_close(hub->link, channel->shard);
+    bool memory = wk_link_wants_memory(hub->link, channel->shard);
+    pthread_mutex_unlock(&hub->lock);
+    struct dl_err err;
+    if (memory && !close) {
+        if (wk_outbox_keep(&channel->out, &err) != DL_OK) {
+            wk_channel_fail(channel, &err);
+            return true;
+        }
+        give_back(channel);
+    }
+    return close;
 }
 
 void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
@@ -384,26 +397,24 @@ void wk_channel_service(struct wk_channel *channel, int64_t now_ns)
         if (channel->deaf) {
             hear_out(channel);
         }
-        bool idle = channel->out_start == channel->out_end;
-        if (!idle && !wk_channel_flush(channel) && !channel->deaf && !wants_close(channel)) {
+        if (!wk_channel_flush(channel) && !channel->deaf && !pressed(channel)) {
             return;
         }
         if (channel->deaf) {
             continue;
         }
-        if (!do_act(channel)) {
+        if (channel->pong_due && wk_outbox_is_empty(&channel->out)) {
+            channel->pong_due = false;
+            put_control(channel, DL_WS_PONG, channel->pong, channel->pong_bytes);
+        } else if (!do_act(channel)) {
             return;
-        }
-        /* Chunks are written several at a time: a system call for each would wake the peer more often. */
-        while (channel->act.type == WK_ACT_CHUNK && channel->out_end > 0 && room(channel) >= channel->hub->out_bytes &&
-               !wants_close(channel) && do_act(channel)) {
         }
     }
 }
 
 bool wk_channel_poll(const struct wk_channel *channel, struct pollfd *poll)
 {
-    bool output = channel->out_start < channel->out_end && !channel->deaf;
+    bool output = !wk_outbox_is_empty(&channel->out) && !channel->deaf;
     switch (channel->state) {
     case WK_CHANNEL_CLOSED: return false;
     case WK_CHANNEL_RESOLVING: *poll = (struct pollfd){.fd = channel->resolve_fd, .events = POLLIN}; return true;
@@ -457,11 +468,9 @@ enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint3
     channel->shard = shard;
     channel->stream.fd = -1;
     channel->connect_by_ns = INT64_MAX;
-    /* Not zeroed: what is never used takes no memory. */
-    size_t bytes = (WK_OUT_MESSAGES * hub->out_bytes + 63) / 64 * 64;
-    channel->out = aligned_alloc(64, bytes);
-    if (channel->out == NULL) {
-        return dl_err_set(err, DL_ENOMEM, "join: no memory for a send buffer of %zu bytes", bytes);
+    enum dl_rc rc = wk_outbox_init(&channel->out, hub->out_bytes, err);
+    if (rc != DL_OK) {
+        return rc;
     }
     struct wk_rx_owner owner = {.context = channel, .message = on_message, .place = on_place, .chunk = on_chunk};
     wk_rx_init(&channel->rx, &owner, &channel->message);
@@ -470,8 +479,8 @@ enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint3
 
 void wk_channel_release(struct wk_channel *channel)
 {
-    if (channel->out != NULL) {
+    if (channel->hub != NULL) {
         close_channel(channel);
-        free(channel->out);
+        wk_outbox_release(&channel->out);
     }
 }

@@ -8,6 +8,7 @@
 #include "common/content.h"
 #include "common/ws.h"
 #include "worker/link/hub.h"
+#include "worker/link/outbox.h"
 #include "worker/link/receive.h"
 #include "worker/link/resolve.h"
 #include "worker/link/stream.h"
@@ -17,9 +18,7 @@
 #define WK_IN_BESIDE_BYTES 4096    /* Of it, used when a chunk's data is received to its place in the same call. */
 #define WK_READ_BYTES (256u << 10) /* In one call: hashed before the second-level cache has lost it. */
 #define WK_READ_BUDGET (8u << 20)  /* Bytes taken from one connection before the others have their turn. */
-#define WK_OUT_MESSAGES 2          /* The send buffer holds as many of the largest ones. */
-#define WK_OUT_SLACK 512      /* Of the send buffer, beside the largest message: a frame's head and control frames. */
-#define WK_CONNECT_SECONDS 10 /* For one address. */
+#define WK_CONNECT_SECONDS 10      /* For one address. */
 
 enum wk_channel_state {
     WK_CHANNEL_CLOSED,
@@ -49,14 +48,15 @@ struct wk_channel {
     struct wk_act act;
     int64_t now_ns; /* Of the iteration. */
     struct wk_spot spot;
-    struct dl_leaves sending; /* Of the chunk that is put together. */
-    uint8_t *slot;            /* Memory of the update being received. */
+    uint8_t *slot; /* Memory of the update being received. */
     uint8_t random[256];
     size_t random_left;
     size_t in_have; /* Only while upgrading. */
     uint8_t in[WK_IN_BYTES + 1];
-    uint8_t *out; /* WK_OUT_MESSAGES x hub->out_bytes */
-    size_t out_start, out_end;
+    struct wk_outbox out;
+    uint8_t pong[DL_WS_CONTROL_MAX]; /* Answers the last ping, between two frames. */
+    size_t pong_bytes;
+    bool pong_due;
 };
 
 DL_MUST_CHECK enum dl_rc wk_channel_init(struct wk_channel *channel, struct wk_hub *hub, uint32_t shard,

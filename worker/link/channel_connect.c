@@ -19,16 +19,16 @@ static void begin_upgrade(struct wk_channel *channel)
     }
     wk_ws_key(nonce, channel->key);
     struct dl_err err;
-    enum dl_rc rc = wk_ws_request(endpoint->host, endpoint->port, channel->hub->token, channel->key,
-                                  (char *)channel->out, channel->hub->out_bytes, &err);
+    uint8_t *request = wk_outbox_space(&channel->out);
+    enum dl_rc rc = wk_ws_request(endpoint->host, endpoint->port, channel->hub->token, channel->key, (char *)request,
+                                  channel->out.capacity, &err);
     if (rc != DL_OK) {
         wk_channel_fail(channel, &err);
         return;
     }
     channel->state = WK_CHANNEL_UPGRADING;
     channel->connect_by_ns = INT64_MAX; /* From here the link's own bound holds. */
-    channel->out_start = 0;
-    channel->out_end = strlen((char *)channel->out);
+    wk_outbox_put(&channel->out, strlen((const char *)request));
     (void)wk_channel_flush(channel);
 }
 

@@ -9,7 +9,7 @@
 void wk_channel_fail(struct wk_channel *channel, const struct dl_err *err);
 /* Four bytes that nobody can foresee. */
 void wk_channel_mask_key(struct wk_channel *channel, uint8_t key[4]);
-/* Writes what the send buffer holds; true when all is written. */
+/* Writes what is to be written; true when all is. */
 bool wk_channel_flush(struct wk_channel *channel);
 /* The connection is open; `size` bytes of frames came with the answer to the upgrade. */
 void wk_channel_upgraded(struct wk_channel *channel, uint8_t *bytes, size_t size);

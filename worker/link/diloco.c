@@ -207,7 +207,7 @@ static enum dl_rc make_link(struct diloco *d, struct dl_err *err)
     if (hub->store == NULL) {
         return dl_err_set(err, DL_ENOMEM, "join: no memory for the table of tensors");
     }
-    hub->out_bytes = DL_MAX((size_t)WK_WS_MESSAGE_MAX, (size_t)wk_link_message_bytes_max(hub->link)) + WK_OUT_SLACK;
+    hub->out_bytes = DL_WS_HEAD_MAX + (size_t)wk_link_message_bytes_max(hub->link);
     return wk_net_start(hub, &d->net, err);
 }
 

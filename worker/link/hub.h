@@ -37,7 +37,7 @@ struct wk_hub {
     char *token;            /* NULL: none. */
     SSL_CTX *tls;           /* NULL: no endpoint needs it. */
     struct wk_serve *serve; /* NULL: this learner's state is not served. */
-    size_t out_bytes;       /* Of a connection's send buffer: the largest message with its frame. */
+    size_t out_bytes;       /* Of a connection's send buffer: the largest control message with its frame. */
     void (*log)(void *context, int level, const char *line);
     void *log_context;
 };

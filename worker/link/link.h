@@ -97,6 +97,10 @@ void wk_link_next_act(struct wk_link *link, int64_t now_ns, uint32_t shard, stru
 uint64_t wk_link_message_bytes_max(const struct wk_link *link);
 /* Whether the next act is CLOSE: to be looked at also while the connection takes no message. */
 bool wk_link_wants_close(const struct wk_link *link, uint32_t shard);
+/* Whether the push of the chunk that is being sent is over, so that its memory is wanted for something else: also to be looked at
+ * meanwhile. The shell then copies what it has yet to send, and calls wk_link_on_chunk_sent: a boundary never waits for a
+ * socket. */
+bool wk_link_wants_memory(const struct wk_link *link, uint32_t shard);
 
 void wk_link_on_connected(struct wk_link *link, int64_t now_ns, uint32_t shard);
 /* Could not connect, or the connection is gone. `why` is for the log. */

@@ -249,6 +249,16 @@ bool wk_link_wants_close(const struct wk_link *link, uint32_t shard)
     return link->conns[shard].close_wanted;
 }
 
+bool wk_link_wants_memory(const struct wk_link *link, uint32_t shard)
+{
+    const struct wk_conn *conn = &link->conns[shard];
+    if (!conn->chunk_busy) {
+        return false;
+    }
+    const struct wk_push *push = &link->fragments[conn->chunk_fragment].push;
+    return push->dropped || push->state != WK_PUSH_SENDING;
+}
+
 void wk_link_next_act(struct wk_link *link, int64_t now_ns, uint32_t shard, struct wk_act *act)
 {
     struct wk_conn *conn = &link->conns[shard];

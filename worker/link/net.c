@@ -68,7 +68,7 @@ static int64_t serve(struct wk_net *net, int64_t now_ns)
     for (uint32_t i = 0; i < hub->shards; i++) {
         wk_channel_service(&net->channels[i], now_ns);
         deadline_ns = DL_MIN(deadline_ns, wk_channel_deadline(&net->channels[i]));
-        unsent += net->channels[i].out_start < net->channels[i].out_end;
+        unsent += !wk_outbox_is_empty(&net->channels[i].out);
     }
     pthread_mutex_lock(&hub->lock);
     deadline_ns = DL_MIN(deadline_ns, wk_link_deadline(hub->link));

@@ -221,17 +221,27 @@ enum dl_rc wk_stream_read(struct wk_stream *stream, uint8_t *first, size_t first
                          : dl_err_errno(err, DL_ENET, errno, "receive");
 }
 
-enum dl_rc wk_stream_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,
-                           struct dl_err *err)
+static enum dl_rc tls_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,
+                            struct dl_err *err)
+{
+    stream->wants_write = false;
+    ERR_clear_error();
+    errno = 0;
+    int returned = SSL_write_ex(stream->ssl, bytes, size, sent);
+    return returned == 1 ? DL_OK : tls_result(stream, returned, "send", err);
+}
+
+enum dl_rc wk_stream_write_two(struct wk_stream *stream, const uint8_t *first, size_t first_bytes,
+                               const uint8_t *second, size_t second_bytes, size_t *sent, struct dl_err *err)
 {
     if (stream->ssl != NULL) {
-        stream->wants_write = false;
-        ERR_clear_error();
-        errno = 0;
-        int returned = SSL_write_ex(stream->ssl, bytes, size, sent);
-        return returned == 1 ? DL_OK : tls_result(stream, returned, "send", err);
+        return first_bytes > 0 ? tls_write(stream, first, first_bytes, sent, err)
+                               : tls_write(stream, second, second_bytes, sent, err);
     }
-    ssize_t written = send(stream->fd, bytes, size, MSG_NOSIGNAL);
+    struct iovec parts[2] = {{(void *)first, first_bytes}, {(void *)second, second_bytes}};
+    size_t skip = first_bytes == 0 ? 1 : 0;
+    struct msghdr message = {.msg_iov = parts + skip, .msg_iovlen = second_bytes == 0 ? 1 : 2 - skip};
+    ssize_t written = sendmsg(stream->fd, &message, MSG_NOSIGNAL);
     if (written >= 0) {
         *sent = (size_t)written;
         return DL_OK;
@@ -240,4 +250,10 @@ enum dl_rc wk_stream_write(struct wk_stream *stream, const uint8_t *bytes, size_
         return DL_AGAIN;
     }
     return dl_err_errno(err, DL_ENET, errno, "send");
+}
+
+enum dl_rc wk_stream_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,
+                           struct dl_err *err)
+{
+    return wk_stream_write_two(stream, bytes, size, NULL, 0, sent, err);
 }

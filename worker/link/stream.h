@@ -39,6 +39,11 @@ DL_MUST_CHECK enum dl_rc wk_stream_handshake(struct wk_stream *stream, struct dl
  * 0. DL_AGAIN: nothing now. DL_ENET: the connection is gone. */
 DL_MUST_CHECK enum dl_rc wk_stream_read(struct wk_stream *stream, uint8_t *first, size_t first_bytes, uint8_t *second,
                                         size_t second_bytes, size_t *got, struct dl_err *err);
+/* Writes what the socket takes of `first`, then of `second`; either may have no bytes, not both. With TLS, of one of them. What
+ * is offered again after DL_AGAIN begins with the same bytes, wherever they lie. */
+DL_MUST_CHECK enum dl_rc wk_stream_write_two(struct wk_stream *stream, const uint8_t *first, size_t first_bytes,
+                                             const uint8_t *second, size_t second_bytes, size_t *sent,
+                                             struct dl_err *err);
 DL_MUST_CHECK enum dl_rc wk_stream_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,
                                          struct dl_err *err);
 

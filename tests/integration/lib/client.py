@@ -214,7 +214,8 @@ class Client:
         else:
             head += bytes([0x80 | 127]) + struct.pack(">Q", len(data))
         if mask != b"\0\0\0\0":
-            data = bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
+            stretched = (mask * (len(data) // 4 + 1))[:len(data)]
+            data = (int.from_bytes(data, "big") ^ int.from_bytes(stretched, "big")).to_bytes(len(data), "big")
         self.socket.sendall(head + mask + data)
 
     def _exactly(self, size):
