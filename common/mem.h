@@ -51,9 +51,14 @@ static inline void dl_cleanup_file(FILE **file)
 #define DL_LARGE_PAGE_BYTES ((size_t)2 << 20)
 #define DL_LARGE_BYTES ((size_t)16 << 20) /* From here on large pages are asked for. */
 
+/* Asks for large pages in memory that begins at one, and for whole ones only. A wish: without them everything works, slower. */
+static inline void dl_want_large_pages(void *memory, size_t bytes)
+{
+    (void)madvise(memory, bytes / DL_LARGE_PAGE_BYTES * DL_LARGE_PAGE_BYTES, MADV_HUGEPAGE);
+}
+
 /* Memory for arrays that are walked from end to end: aligned to 64 bytes, from 2 MiB on to a large page, in large pages where the
- * system lends them (a wish: without them everything works, slower), and not more of them than whole ones. Content undefined;
- * free() releases it. NULL when there is none. */
+ * system lends them. Content undefined; free() releases it. NULL when there is none. */
 static inline void *dl_alloc_large(size_t bytes)
 {
     size_t alignment = bytes >= DL_LARGE_PAGE_BYTES ? DL_LARGE_PAGE_BYTES : 64;
@@ -63,9 +68,30 @@ static inline void *dl_alloc_large(size_t bytes)
         return NULL;
     }
     if (bytes >= DL_LARGE_PAGE_BYTES) {
-        (void)madvise(memory, bytes / DL_LARGE_PAGE_BYTES * DL_LARGE_PAGE_BYTES, MADV_HUGEPAGE);
+        dl_want_large_pages(memory, bytes);
     }
     return memory;
+}
+
+/* The same, but zeroed, of any size on a large page, and a mapping of its own: munmap(memory, bytes) releases it, and the system
+ * has it back at once. */
+static inline void *dl_map_large(size_t bytes)
+{
+    const size_t page = 4096, rounded = (bytes + page - 1) / page * page, all_bytes = rounded + DL_LARGE_PAGE_BYTES;
+    if (bytes == 0 || all_bytes < bytes) {
+        return NULL;
+    }
+    uint8_t *all = (uint8_t *)mmap(NULL, all_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (all == (uint8_t *)MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = (DL_LARGE_PAGE_BYTES - (uintptr_t)all % DL_LARGE_PAGE_BYTES) % DL_LARGE_PAGE_BYTES;
+    if (before > 0) {
+        munmap(all, before);
+    }
+    munmap(all + before + rounded, DL_LARGE_PAGE_BYTES - before); /* What lies after goes back, too. */
+    dl_want_large_pages(all + before, bytes);
+    return all + before;
 }
 
 /* Memory aligned to 64 bytes (a cache line, an AVX-512 register), from 1 MiB on to pages, so that a disk can take it as it

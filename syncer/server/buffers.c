@@ -8,11 +8,9 @@
 #include "common/clock.h"
 #include "common/mem.h"
 
-#define HEAD_BYTES 64   /* Before the taker's memory: its size. */
-#define PAGE_BYTES 4096 /* A page. */
-#define LARGE_PAGE_BYTES (2 << 20)
+#define HEAD_BYTES 64           /* Before the taker's memory: its size. */
+#define PAGE_BYTES 4096         /* A page. */
 #define MAPPED_BYTES (1u << 20) /* From here on a buffer is a mapping of its own. */
-#define HUGE_BYTES (16u << 20)  /* From here on the system is asked for large pages. */
 
 struct kept {
     uint8_t *memory; /* From its head. */
@@ -53,7 +51,7 @@ void sy_buffers_free(struct sy_buffers *buffers)
 /* What a buffer for `bytes` holds when it is made for them. */
 static size_t size_for(size_t bytes)
 {
-    size_t unit = bytes >= HUGE_BYTES ? LARGE_PAGE_BYTES : bytes >= MAPPED_BYTES ? PAGE_BYTES : HEAD_BYTES;
+    size_t unit = bytes >= DL_LARGE_BYTES ? DL_LARGE_PAGE_BYTES : bytes >= MAPPED_BYTES ? PAGE_BYTES : HEAD_BYTES;
     return (bytes + HEAD_BYTES + unit - 1) / unit * unit - HEAD_BYTES;
 }
 
@@ -82,22 +80,6 @@ static uint8_t *take_kept(struct sy_buffers *buffers, size_t bytes)
     return drop_kept(buffers, best);
 }
 
-/* A mapping that begins at a multiple of a large page; what lies before and after goes back. */
-static uint8_t *map_huge(size_t bytes)
-{
-    uint8_t *all = mmap(NULL, bytes + LARGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED) {
-        return NULL;
-    }
-    size_t before = (size_t) - (uintptr_t)all % LARGE_PAGE_BYTES;
-    if (before > 0) {
-        munmap(all, before);
-    }
-    munmap(all + before + bytes, LARGE_PAGE_BYTES - before);
-    (void)madvise(all + before, bytes, MADV_HUGEPAGE); /* A hint: without large pages it is as before. */
-    return all + before;
-}
-
 /* Mappings, since the heap does not give back what it was asked for with an alignment: once freed, such a chunk is a
  * little too small for the next one of its size, and every round would take new memory. */
 static uint8_t *allocate(size_t bytes)
@@ -107,8 +89,8 @@ static uint8_t *allocate(size_t bytes)
         return NULL;
     }
     uint8_t *memory;
-    if (bytes >= HUGE_BYTES) {
-        memory = map_huge(size + HEAD_BYTES);
+    if (bytes >= DL_LARGE_BYTES) {
+        memory = dl_map_large(size + HEAD_BYTES);
     } else if (size >= MAPPED_BYTES) {
         void *map = mmap(NULL, size + HEAD_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         memory = map == MAP_FAILED ? NULL : map;

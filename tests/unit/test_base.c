@@ -1,10 +1,11 @@
-/* Errors, random numbers, hashes. */
+/* Errors, random numbers, hashes, large memory. */
 #include <math.h>
 #include <string.h>
 
 #include "common/err.h"
 #include "common/hash.h"
 #include "common/isa.h"
+#include "common/mem.h"
 #include "common/rng.h"
 #include "tests/unit/unit.h"
 
@@ -109,6 +110,27 @@ static void test_hash_is_the_same_in_pieces_and_on_every_processor(void)
     CU_ASSERT_TRUE(dl_isa_force(best));
 }
 
+/* Whole to its last byte, where it is said to be, and given back. */
+static void test_large_memory(void)
+{
+    static const size_t sizes[] = {1, 4096, DL_LARGE_PAGE_BYTES - 1, DL_LARGE_PAGE_BYTES, 3 * DL_LARGE_PAGE_BYTES + 5};
+    for (size_t k = 0; k < DL_COUNT_OF(sizes); k++) {
+        uint8_t *mapped = dl_map_large(sizes[k]), *heap = dl_alloc_large(sizes[k]);
+        CU_ASSERT_FATAL(mapped != NULL && heap != NULL);
+        CU_ASSERT_EQUAL((uintptr_t)mapped % DL_LARGE_PAGE_BYTES, 0);
+        CU_ASSERT_EQUAL((uintptr_t)heap % (sizes[k] < DL_LARGE_PAGE_BYTES ? 64 : DL_LARGE_PAGE_BYTES), 0);
+        CU_ASSERT_EQUAL(mapped[0] | mapped[sizes[k] - 1], 0);
+        memset(mapped, 1, sizes[k]);
+        memset(heap, 1, sizes[k]);
+        CU_ASSERT_EQUAL(munmap(mapped, sizes[k]), 0);
+        free(heap);
+    }
+    CU_ASSERT_PTR_NULL(dl_map_large(0));
+    CU_ASSERT_PTR_NULL(dl_map_large(SIZE_MAX - 100));
+    CU_ASSERT_PTR_NULL(dl_alloc_large(SIZE_MAX - 10));
+}
+
 UNIT_MAIN("base", {"err text and wrap", test_err_text_and_wrap}, {"err cut", test_err_long_text_is_marked_as_cut},
           {"rng known answer", test_rng_known_answer}, {"rng moments", test_rng_moments_and_bounds},
-          {"hash", test_hash_is_xxh3}, {"hash in pieces", test_hash_is_the_same_in_pieces_and_on_every_processor})
+          {"hash", test_hash_is_xxh3}, {"hash in pieces", test_hash_is_the_same_in_pieces_and_on_every_processor},
+          {"large memory", test_large_memory})
