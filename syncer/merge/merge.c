@@ -489,10 +489,10 @@ enum dl_rc sy_merge_run(struct sy_merge *merge, const struct dl_sync_spec *sync,
     struct sy_merge_stats counted = {0};
     double agreement = 0;
     sy_pool_done_fn tell = job->ready == NULL ? NULL : tell_ready;
-    sy_pool_run_told(merge->pool, first_pass, any_rda ? NULL : tell, &run, tile_count);
+    sy_pool_run(merge->pool, first_pass, any_rda ? NULL : tell, &run, tile_count);
     if (any_rda) {
         plan_second_pass(merge, job, fragment->slice_count, weight_sum, &counted, &agreement);
-        sy_pool_run_told(merge->pool, second_pass, tell, &run, tile_count);
+        sy_pool_run(merge->pool, second_pass, tell, &run, tile_count);
     }
     fill_stats(merge, fragment->slice_count, agreement, &counted);
     job->outer->steps++;

@@ -1,15 +1,16 @@
-/* sy_pool: a fixed set of threads that split a range of indices among them.
+/* sy_pool: threads that split a range of indices among them, and tell how far all of it has been done.
  *
- * Threads start once and sleep between runs; a run allocates nothing. One run at a time: calls of sy_pool_run come from
- * one thread at a time. What a run computes must not depend on who takes which indices. */
+ * A layer on common/pool: a run allocates nothing and goes on while one of its threads sleeps. One run at a time: calls of
+ * sy_pool_run come from one thread at a time. What a run computes must not depend on who takes which indices. */
 #ifndef DL_SYNCER_MERGE_POOL_H
 #define DL_SYNCER_MERGE_POOL_H
 
 #include <stdint.h>
 
 #include "common/err.h"
+#include "common/pool.h"
 
-#define SY_POOL_THREADS_MAX 256
+#define SY_POOL_THREADS_MAX DL_POOL_THREADS_MAX
 
 struct sy_pool; /* Opaque. */
 
@@ -20,17 +21,12 @@ typedef void (*sy_pool_fn)(void *context, uint64_t begin, uint64_t end);
 DL_MUST_CHECK enum dl_rc sy_pool_new(uint32_t threads, struct sy_pool **out, struct dl_err *err);
 void sy_pool_free(struct sy_pool *pool); /* NULL is fine. */
 
-uint32_t sy_pool_threads(const struct sy_pool *pool);
-
-/* Calls `fn` for ranges that together make 0 .. count - 1, on all threads, the caller among them; returns when all are
- * done, and what they wrote is visible to the caller. */
-void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, void *context, uint64_t count);
-
 /* All indices below `end` are done, and what was written for them is visible. One call at a time, `end` growing up to
  * `count`; from any of the threads: short. */
 typedef void (*sy_pool_done_fn)(void *context, uint64_t end);
 
-/* As sy_pool_run, and `done` is told how far all has been done, some times in the course of the run. */
-void sy_pool_run_told(struct sy_pool *pool, sy_pool_fn fn, sy_pool_done_fn done, void *context, uint64_t count);
+/* Calls `fn` for ranges that together make 0 .. count - 1, on all threads, the caller among them; returns when all are
+ * done, and what they wrote is visible to the caller. `done` (NULL: nobody) is told how far, some times in the course of it. */
+void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, sy_pool_done_fn done, void *context, uint64_t count);
 
 #endif

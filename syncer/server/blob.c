@@ -156,7 +156,7 @@ void sy_blob_fill(struct sy_blob *blob, const float *values, uint64_t piece_elem
                               .piece_elements = piece_elements == 0 ? blob->chunk_elements : piece_elements,
                               .gap_elements = piece_elements == 0 ? 0 : gap_elements};
     uint64_t parts = (blob->padded_elements + filling.piece_elements - 1) / filling.piece_elements;
-    sy_pool_run_told(pool, fill_parts, seal_parts, &filling, parts);
+    sy_pool_run(pool, fill_parts, seal_parts, &filling, parts);
 }
 
 struct sy_blob *sy_blob_hold(struct sy_blob *blob)

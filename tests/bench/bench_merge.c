@@ -53,7 +53,7 @@ static void read_range(void *opaque, uint64_t begin, uint64_t end)
 static void run_read(void *opaque)
 {
     struct bench *bench = opaque;
-    sy_pool_run(bench->pools[bench->threads - 1], read_range, bench, bench->read_bytes / CHUNK);
+    sy_pool_run(bench->pools[bench->threads - 1], read_range, NULL, bench, bench->read_bytes / CHUNK);
 }
 
 static void run_merge(void *opaque)

@@ -3,11 +3,11 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/pool.h"
 #include "common/rng.h"
 #include "tests/unit/unit.h"
 #include "worker/model/adamw.h"
 #include "worker/model/kernels.h"
-#include "worker/model/pool.h"
 
 enum { rows = 300, columns = 333, norm_width = 37, matrix = rows * columns }; /* More than one chunk; odd sizes. */
 
@@ -16,7 +16,7 @@ struct fixture {
     struct dl_tensor tensors[2];
     float matrix_values[matrix + 16], matrix_gradient[matrix], norm_values[norm_width + 16], norm_gradient[norm_width];
     float *parameters[2], *gradients[2];
-    struct wk_pool *pool;
+    struct dl_pool *pool;
     struct wk_adamw *adamw;
 };
 
@@ -59,7 +59,7 @@ static struct fixture *make_fixture(uint32_t threads)
         f->norm_values[norm_width + i] = 42;
     }
     struct dl_err err;
-    CU_ASSERT_EQUAL_FATAL(wk_pool_new(threads, &f->pool, &err), DL_OK);
+    CU_ASSERT_EQUAL_FATAL(dl_pool_new(threads, DL_POOL_YIELD, &f->pool, &err), DL_OK);
     CU_ASSERT_EQUAL_FATAL(wk_adamw_new(&f->spec, f->tensors, 2, f->parameters, f->gradients, f->pool, &f->adamw, &err),
                           DL_OK);
     return f;
@@ -71,7 +71,7 @@ static void release_fixture(struct fixture *f)
         CU_ASSERT(f->matrix_values[matrix + i] == 42 && f->norm_values[norm_width + i] == 42);
     }
     wk_adamw_free(f->adamw);
-    wk_pool_free(f->pool);
+    dl_pool_free(f->pool);
     free(f);
 }
 

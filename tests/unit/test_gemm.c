@@ -58,13 +58,13 @@ static void check_shape(struct buffers *x, uint32_t m, uint32_t n, uint32_t k, b
         gemm.beta = form == 1 ? 1 : 0;
         gemm.add = form == 2 ? x->add : NULL;
         for (uint32_t threads = 1; threads <= 4; threads++) {
-            struct wk_pool *pool = NULL;
-            CU_ASSERT_EQUAL_FATAL(wk_pool_new(threads, &pool, &err), DL_OK);
+            struct dl_pool *pool = NULL;
+            CU_ASSERT_EQUAL_FATAL(dl_pool_new(threads, DL_POOL_YIELD, &pool, &err), DL_OK);
             gemm.c = threads == 1 ? x->c : x->other;
             memcpy(gemm.c, x->add, sizeof x->add);
             wk_gemm_run(pool, &meter, &gemm, 1);
             CU_ASSERT(unit_same_bits(gemm.c, x->c, sizeof x->c));
-            wk_pool_free(pool);
+            dl_pool_free(pool);
         }
         CU_ASSERT(largest_error(&gemm, form == 0 ? NULL : x->add, x->c) < 1e-4);
         CU_ASSERT_EQUAL(
@@ -101,8 +101,8 @@ static void test_tiles_freely(void)
 static void test_meter(void)
 {
     struct dl_err err;
-    struct wk_pool *pool = NULL;
-    CU_ASSERT_EQUAL_FATAL(wk_pool_new(2, &pool, &err), DL_OK);
+    struct dl_pool *pool = NULL;
+    CU_ASSERT_EQUAL_FATAL(dl_pool_new(2, DL_POOL_YIELD, &pool, &err), DL_OK);
     struct wk_meter meter = {.threads = dl_alloc_aligned(2 * sizeof *meter.threads)};
     struct buffers *x = calloc(1, sizeof *x);
     struct wk_gemm gemms[2] = {
@@ -114,7 +114,7 @@ static void test_meter(void)
     wk_gemm_run(pool, &meter, gemms, 2);
     CU_ASSERT(meter.threads[0].ns + meter.threads[1].ns > 0);
     CU_ASSERT_EQUAL(meter.threads[0].multiplications + meter.threads[1].multiplications, 2 * 300 * 300 * 300);
-    wk_pool_free(pool);
+    dl_pool_free(pool);
     free(meter.threads);
     free(x);
 }

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "common/mem.h"
+#include "common/pool.h"
 #include "worker/model/kernels.h"
-#include "worker/model/pool.h"
 
 /* Elements of a task: 3 arrays of 256 KiB. Part of the result: the norm is summed by chunk, in their order. */
 #define CHUNK ((uint64_t)1 << 16)
@@ -28,7 +28,7 @@ struct wk_adamw {
     uint32_t chunk_count;
     struct chunk *chunks;
     double *chunk_squares;
-    struct wk_pool *pool;
+    struct dl_pool *pool;
     uint64_t steps;
     double set_rate;                 /* Negative: from the schedule. */
     struct wk_adamw_factors factors; /* Of the step at hand. */
@@ -72,7 +72,7 @@ static enum dl_rc allocate(struct wk_adamw *adamw, const struct dl_tensor *tenso
 }
 
 enum dl_rc wk_adamw_new(const struct dl_inner_spec *spec, const struct dl_tensor *tensors, uint32_t tensor_count,
-                        float *const *parameters, float *const *gradients, struct wk_pool *pool, struct wk_adamw **out,
+                        float *const *parameters, float *const *gradients, struct dl_pool *pool, struct wk_adamw **out,
                         struct dl_err *err)
 {
     assert(gradients != NULL && tensor_count > 0);
@@ -161,7 +161,7 @@ static void update_task(void *context, uint32_t task, uint32_t thread)
 enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_stats *stats, struct dl_err *err)
 {
     const struct dl_inner_spec *spec = &adamw->spec;
-    wk_pool_run(adamw->pool, squares_task, adamw, adamw->chunk_count);
+    dl_pool_run(adamw->pool, squares_task, adamw, adamw->chunk_count);
     double squares = 0;
     for (uint32_t i = 0; i < adamw->chunk_count; i++) {
         squares += adamw->chunk_squares[i];
@@ -186,7 +186,7 @@ enum dl_rc wk_adamw_step(struct wk_adamw *adamw, struct wk_adamw_stats *stats, s
     };
     adamw->plain_keep = 1;
     adamw->decayed_keep = (float)(1 - rate * spec->weight_decay);
-    wk_pool_run(adamw->pool, update_task, adamw, adamw->chunk_count);
+    dl_pool_run(adamw->pool, update_task, adamw, adamw->chunk_count);
     adamw->steps = step;
     if (stats != NULL) {
         *stats = (struct wk_adamw_stats){.learning_rate = rate, .gradient_norm = norm, .clipped = clips};

@@ -16,7 +16,7 @@
 #include "common/spec.h"
 
 struct wk_adamw; /* Opaque. */
-struct wk_pool;
+struct dl_pool;
 
 struct wk_adamw_stats {
     double learning_rate; /* Used in this step. */
@@ -29,7 +29,7 @@ struct wk_adamw_stats {
  */
 DL_MUST_CHECK enum dl_rc wk_adamw_new(const struct dl_inner_spec *spec, const struct dl_tensor *tensors,
                                       uint32_t tensor_count, float *const *parameters, float *const *gradients,
-                                      struct wk_pool *pool, struct wk_adamw **out, struct dl_err *err);
+                                      struct dl_pool *pool, struct wk_adamw **out, struct dl_err *err);
 void wk_adamw_free(struct wk_adamw *adamw); /* NULL is fine. */
 
 /* One update from the current gradients; counts one step. DL_EINVAL when the gradient norm is not finite: nothing is

@@ -36,7 +36,7 @@ static void norm_backward(struct wk_model *model, const float *in, const float *
     struct backward_job job = {
         .model = model, .dout = model->acts.dnormed, .in = in, .rstd = rstd, .gain = gain, .accumulate = accumulate};
     uint32_t width = model->dims.width, tiles = model->dims.row_tiles;
-    wk_pool_run(model->pool, norm_task, &job, tiles);
+    dl_pool_run(model->pool, norm_task, &job, tiles);
     memcpy(dgain, model->acts.gain_parts, width * sizeof(float));
     for (uint32_t i = 1; i < tiles; i++) {
         wk_add(dgain, model->acts.gain_parts + (uint64_t)i * width, width);
@@ -108,7 +108,7 @@ static void backward_layer(struct wk_model *model, const struct wk_layer *w, con
 
     gemms[0] = input_gradient(d, a->dstream, d->width, w->down, d->ffn, a->hidden);
     wk_gemm_run(model->pool, &model->meter, gemms, 1);
-    wk_pool_run(model->pool, swiglu_task, &job, d->row_tiles);
+    dl_pool_run(model->pool, swiglu_task, &job, d->row_tiles);
     gemms[0] = input_gradient(d, state->gate_up, 2 * d->ffn, w->gate, d->width, a->dnormed);
     gemms[1] = weight_gradient(d, state->gate_up, 2 * d->ffn, state->middle_normed, d->width, g->gate);
     gemms[2] = weight_gradient(d, a->dstream, d->width, a->hidden, d->ffn, g->down);
@@ -118,7 +118,7 @@ static void backward_layer(struct wk_model *model, const struct wk_layer *w, con
     gemms[0] = input_gradient(d, a->dstream, d->width, w->o, d->q_width, a->dattended);
     gemms[1] = weight_gradient(d, a->dstream, d->width, state->attended, d->q_width, g->o);
     wk_gemm_run(model->pool, &model->meter, gemms, 2);
-    wk_pool_run(model->pool, attention_task, &job, model->batch_sequences * d->kv_heads);
+    dl_pool_run(model->pool, attention_task, &job, model->batch_sequences * d->kv_heads);
     gemms[0] = input_gradient(d, a->dqkv, d->qkv_width, w->q, d->width, a->dnormed);
     gemms[1] = weight_gradient(d, a->dqkv, d->qkv_width, state->normed, d->width, g->q);
     wk_gemm_run(model->pool, &model->meter, gemms, 2);
@@ -188,6 +188,6 @@ enum dl_rc wk_model_forward_backward(struct wk_model *model, const uint32_t *tok
         backward_layer(model, &model->weights.layers[i], &model->grads.layers[i], &a->layers[i]);
     }
     struct backward_job job = {.model = model, .tokens = tokens, .dout = a->dstream};
-    wk_pool_run(model->pool, embed_task, &job, (d->width + EMBED_COLUMNS - 1) / EMBED_COLUMNS);
+    dl_pool_run(model->pool, embed_task, &job, (d->width + EMBED_COLUMNS - 1) / EMBED_COLUMNS);
     return DL_OK;
 }

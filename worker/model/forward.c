@@ -52,7 +52,7 @@ static void norm_task(void *context, uint32_t task, uint32_t thread)
 static void norm(struct wk_model *model, const float *in, const float *gain, uint64_t rows, float *out, float *rstd)
 {
     struct rows_job job = {.model = model, .in = in, .gain = gain, .out = out, .rstd = rstd, .rows = rows};
-    wk_pool_run(model->pool, norm_task, &job, wk_row_tiles(rows));
+    dl_pool_run(model->pool, norm_task, &job, wk_row_tiles(rows));
 }
 
 static void attention_task(void *context, uint32_t task, uint32_t thread)
@@ -93,12 +93,12 @@ static void forward_layer(struct wk_model *model, const struct wk_layer *weights
 
     norm(model, state->input, weights->input_norm, rows, state->normed, state->input_rstd);
     project(model, state->normed, d->width, weights->q, d->qkv_width, rows, state->qkv, NULL);
-    wk_pool_run(model->pool, attention_task, &job, sequences * d->kv_heads);
+    dl_pool_run(model->pool, attention_task, &job, sequences * d->kv_heads);
     project(model, state->attended, d->q_width, weights->o, d->width, rows, state->middle, state->input);
 
     norm(model, state->middle, weights->post_norm, rows, state->middle_normed, state->middle_rstd);
     project(model, state->middle_normed, d->width, weights->gate, 2 * d->ffn, rows, state->gate_up, NULL);
-    wk_pool_run(model->pool, swiglu_task, &job, wk_row_tiles(rows));
+    dl_pool_run(model->pool, swiglu_task, &job, wk_row_tiles(rows));
     project(model, model->acts.hidden, d->ffn, weights->down, d->width, rows, next_input, state->middle);
 }
 
@@ -109,7 +109,7 @@ void wk_forward_layers(struct wk_model *model, const uint32_t *tokens, uint32_t 
     uint64_t rows = (uint64_t)sequences * d->length;
     struct rows_job job = {
         .model = model, .tokens = tokens, .in = model->weights.embed, .out = acts->layers[0].input, .rows = rows};
-    wk_pool_run(model->pool, embed_task, &job, wk_row_tiles(rows));
+    dl_pool_run(model->pool, embed_task, &job, wk_row_tiles(rows));
     for (uint32_t i = 0; i < d->layers; i++) {
         float *next = i + 1 < d->layers ? acts->layers[i + 1].input : acts->output;
         forward_layer(model, &model->weights.layers[i], &acts->layers[i], next, sequences);
@@ -146,7 +146,7 @@ void wk_head_loss(struct wk_model *model, const uint32_t *targets, uint64_t firs
 {
     struct loss_job job = {.model = model, .targets = targets, .first = first, .rows = rows, .scale = scale};
     head_logits(model, first, rows, model->acts.logits);
-    wk_pool_run(model->pool, loss_task, &job, (uint32_t)((rows + WK_LOSS_TILE - 1) / WK_LOSS_TILE));
+    dl_pool_run(model->pool, loss_task, &job, (uint32_t)((rows + WK_LOSS_TILE - 1) / WK_LOSS_TILE));
 }
 
 enum dl_rc wk_mean_loss(const struct wk_model *model, uint64_t rows, double *loss, struct dl_err *err)

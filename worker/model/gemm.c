@@ -135,16 +135,16 @@ static void job_task(void *context, uint32_t task, uint32_t thread)
     assert(!"task beyond the job");
 }
 
-void wk_gemm_run(struct wk_pool *pool, struct wk_meter *meter, const struct wk_gemm *gemms, uint32_t count)
+void wk_gemm_run(struct dl_pool *pool, struct wk_meter *meter, const struct wk_gemm *gemms, uint32_t count)
 {
     assert(count <= WK_GEMMS_MAX);
     struct job job = {.gemms = gemms, .count = count, .meter = meter};
     uint32_t tasks = 0;
     for (uint32_t i = 0; i < count; i++) {
-        job.grids[i] = cut(&gemms[i], wk_gemm_tiles_freely() ? wk_pool_threads(pool) : fixed_tiles(&gemms[i]));
+        job.grids[i] = cut(&gemms[i], wk_gemm_tiles_freely() ? dl_pool_threads(pool) : fixed_tiles(&gemms[i]));
         tasks += job.grids[i].rows * job.grids[i].columns;
     }
-    wk_pool_run(pool, job_task, &job, tasks);
+    dl_pool_run(pool, job_task, &job, tasks);
 }
 
 /* --- trying out whether tiles change bits --- */

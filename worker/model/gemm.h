@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "worker/model/pool.h"
+#include "common/pool.h"
 
 /* What sgemm took, by thread, one cache line each; written only when `on`. The time is the processor's, so that others on
  * the machine do not count. */
@@ -67,7 +67,7 @@ bool wk_gemm_tiles_freely(void);
 bool wk_gemm_try_tiles(void);
 
 /* Runs `count` independent products as one job. */
-void wk_gemm_run(struct wk_pool *pool, struct wk_meter *meter, const struct wk_gemm *gemms, uint32_t count);
+void wk_gemm_run(struct dl_pool *pool, struct wk_meter *meter, const struct wk_gemm *gemms, uint32_t count);
 
 /* One product on the calling thread (index `thread`), in one call. */
 void wk_gemm_one(struct wk_meter *meter, uint32_t thread, const struct wk_gemm *gemm, float alpha);

@@ -47,7 +47,7 @@ static bool allocate(struct wk_generator *g)
     g->attended = take((uint64_t)CHUNK_ROWS * d->q_width);
     g->gate_up = take((uint64_t)CHUNK_ROWS * 2 * d->ffn);
     g->hidden = take((uint64_t)CHUNK_ROWS * d->ffn);
-    g->scores = take(wk_pool_threads(g->model->pool) * CHUNK_ROWS * context);
+    g->scores = take(dl_pool_threads(g->model->pool) * CHUNK_ROWS * context);
     g->logits = take(d->vocab);
     g->candidates = calloc(d->vocab, sizeof *g->candidates);
     return g->keys != NULL && g->values != NULL && g->cosine != NULL && g->sine != NULL && g->stream != NULL &&
@@ -192,7 +192,7 @@ static void feed_chunk(struct wk_generator *g, const uint32_t *tokens, uint32_t 
         wk_rmsnorm(g->stream, w->input_norm, epsilon, rows, d->width, g->normed, g->rstd);
         project(g, g->normed, d->width, w->q, d->qkv_width, rows, g->qkv, 0);
         rotate_and_store(g, rows, g->keys + i * cache, g->values + i * cache);
-        wk_pool_run(g->model->pool, attend_task, &job, d->heads);
+        dl_pool_run(g->model->pool, attend_task, &job, d->heads);
         project(g, g->attended, d->q_width, w->o, d->width, rows, g->stream, 1);
         wk_rmsnorm(g->stream, w->post_norm, epsilon, rows, d->width, g->normed, g->rstd);
         project(g, g->normed, d->width, w->gate, 2 * d->ffn, rows, g->gate_up, 0);

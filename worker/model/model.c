@@ -124,7 +124,7 @@ static enum dl_rc allocate(struct wk_model *model, const struct wk_model_memory 
     wk_place_weights(&model->parameter_arena, dims, &model->weights);
     wk_tensor_table(dims, &model->weights, model->tensors, model->parameters);
     wk_place_activations(&model->activation_arena, dims, threads, model->forward_only, &model->acts);
-    return wk_pool_new(threads, &model->pool, err);
+    return dl_pool_new(threads, DL_POOL_YIELD, &model->pool, err);
 }
 
 enum dl_rc wk_model_new(const struct dl_model_spec *spec, const struct wk_model_options *options, struct wk_model **out,
@@ -165,7 +165,7 @@ enum dl_rc wk_model_new(const struct dl_model_spec *spec, const struct wk_model_
                                                    .cosine = model->acts.cosine,
                                                    .sine = model->acts.sine};
     struct init_job job = {.model = model, .seed = options->seed};
-    wk_pool_run(model->pool, init_tensor, &job, model->tensor_count);
+    dl_pool_run(model->pool, init_tensor, &job, model->tensor_count);
     *out = model;
     return DL_OK;
 }
@@ -175,7 +175,7 @@ void wk_model_free(struct wk_model *model)
     if (model == NULL) {
         return;
     }
-    wk_pool_free(model->pool);
+    dl_pool_free(model->pool);
     free(model->parameter_arena.base);
     free(model->gradient_arena.base);
     free(model->activation_arena.base);
@@ -228,7 +228,7 @@ uint32_t wk_model_batch_sequences(const struct wk_model *model)
     return model->batch_sequences;
 }
 
-struct wk_pool *wk_model_pool(struct wk_model *model)
+struct dl_pool *wk_model_pool(struct wk_model *model)
 {
     return model->pool;
 }
@@ -252,7 +252,7 @@ void wk_model_measure(struct wk_model *model, bool on)
 struct wk_model_products wk_model_take_products(struct wk_model *model)
 {
     struct wk_model_products sum = {0};
-    for (uint32_t i = 0; i < wk_pool_threads(model->pool); i++) {
+    for (uint32_t i = 0; i < dl_pool_threads(model->pool); i++) {
         sum.ns += model->meter.threads[i].ns;
         sum.multiplications += (double)model->meter.threads[i].multiplications;
         model->meter.threads[i].ns = model->meter.threads[i].multiplications = 0;
@@ -272,7 +272,7 @@ uint32_t wk_model_broken_guards(struct wk_model *model)
     start_check(&model->parameter_arena);
     start_check(&model->activation_arena);
     wk_place_weights(&model->parameter_arena, &model->dims, NULL);
-    wk_place_activations(&model->activation_arena, &model->dims, wk_pool_threads(model->pool), model->forward_only,
+    wk_place_activations(&model->activation_arena, &model->dims, dl_pool_threads(model->pool), model->forward_only,
                          NULL);
     if (!model->forward_only) {
         start_check(&model->gradient_arena);

@@ -23,7 +23,7 @@
 #define WK_MODEL_THREADS_MAX 256
 
 struct wk_model; /* Opaque. */
-struct wk_pool;  /* worker/model/pool.h */
+struct dl_pool;  /* common/pool.h */
 
 struct wk_model_options {
     uint32_t batch_sequences; /* Largest batch; activations are planned for it. >= 1 */
@@ -64,7 +64,7 @@ uint64_t wk_model_elements(const struct wk_model *model); /* Parameters in all. 
 
 const struct dl_model_spec *wk_model_spec(const struct wk_model *model);
 uint32_t wk_model_batch_sequences(const struct wk_model *model);
-struct wk_pool *wk_model_pool(struct wk_model *model); /* Borrowed: the optimizer shares the model's threads. */
+struct dl_pool *wk_model_pool(struct wk_model *model); /* Borrowed: the optimizer shares the model's threads. */
 
 /* Floating-point operations of one training step on `sequences` sequences (forward and backward, matrix products only,
  * causal attention counted at half), for GFLOP/s and utilisation figures. */

@@ -5,11 +5,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/pool.h"
 #include "worker/model/attention.h"
 #include "worker/model/gemm.h"
 #include "worker/model/memory.h"
 #include "worker/model/model.h"
-#include "worker/model/pool.h"
 
 #define WK_TENSORS_PER_LAYER 9
 #define WK_ROW_TILE 64 /* Rows of an element-wise task. Part of the result: norms' gradients are summed by tile. */
@@ -91,7 +91,7 @@ struct wk_model {
     struct wk_activations acts;
     struct wk_arena parameter_arena, gradient_arena, activation_arena;
     uint64_t scratch_floats;
-    struct wk_pool *pool;
+    struct dl_pool *pool;
     struct wk_meter meter;
     struct wk_attention_shape attention;
 };

@@ -1,6 +1,5 @@
-#include "worker/model/pool.h"
+#include "common/pool.h"
 
-#include <assert.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -9,29 +8,30 @@
 
 #include "common/mem.h"
 
-/* About 20 microseconds: longer than the gap between two jobs of a step, short enough not to matter to others. */
+/* About 20 microseconds: longer than the gap between two jobs of a trainer's step, short enough not to matter to others. */
 #define SPIN_TURNS 400
 
-struct wk_pool {
+struct dl_pool {
     /* Tasks of the current job that nobody has claimed. A task is claimed by lowering it from a positive value; the
      * job's fields below are then stable until that task is counted in `finished`, since the owner waits for all of
      * them. A worker that wakes late finds zero and touches nothing, so that a job never waits for a thread that
      * sleeps. */
     _Alignas(64) atomic_uint unclaimed;
     _Alignas(64) atomic_uint finished;
-    _Alignas(64) wk_pool_task run;
+    _Alignas(64) dl_pool_task run;
     void *context;
     uint32_t count;
 
     _Alignas(64) atomic_uint sleepers;
-    atomic_bool stop;
+    atomic_bool owner_sleeps, stop;
     pthread_mutex_t mutex;
-    pthread_cond_t wake;
+    pthread_cond_t wake, done;
+    enum dl_pool_wait wait;
     uint32_t threads; /* With the owner. */
     uint32_t started; /* Threads to join. */
     struct worker {
         pthread_t thread;
-        struct wk_pool *pool;
+        struct dl_pool *pool;
         uint32_t index;
     } * workers;
 };
@@ -43,7 +43,7 @@ static void pause_cpu(void)
 #endif
 }
 
-static bool claim(struct wk_pool *pool, uint32_t *task)
+static bool claim(struct dl_pool *pool, uint32_t *task)
 {
     unsigned left = atomic_load_explicit(&pool->unclaimed, memory_order_relaxed);
     while (left > 0) {
@@ -56,16 +56,22 @@ static bool claim(struct wk_pool *pool, uint32_t *task)
     return false;
 }
 
-static void work(struct wk_pool *pool, uint32_t thread)
+static void work(struct dl_pool *pool, uint32_t thread)
 {
     uint32_t task;
     while (claim(pool, &task)) {
+        uint32_t count = pool->count;
         pool->run(pool->context, task, thread);
-        atomic_fetch_add_explicit(&pool->finished, 1, memory_order_release);
+        /* Counted before the look at the owner, who announces his sleep before his last look at the count. */
+        if (atomic_fetch_add(&pool->finished, 1) + 1 == count && atomic_load(&pool->owner_sleeps)) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
     }
 }
 
-static void wait_for_work(struct wk_pool *pool)
+static void wait_for_work(struct dl_pool *pool)
 {
     for (int turn = 0; turn < SPIN_TURNS; turn++) {
         if (atomic_load_explicit(&pool->unclaimed, memory_order_relaxed) > 0) {
@@ -94,10 +100,33 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-enum dl_rc wk_pool_new(uint32_t threads, struct wk_pool **out, struct dl_err *err)
+/* For the tasks of others. */
+static void wait_for_others(struct dl_pool *pool, uint32_t count)
 {
-    assert(threads >= 1);
-    struct wk_pool *pool = dl_alloc_aligned(sizeof *pool);
+    for (int turn = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) < count; turn++) {
+        if (turn < SPIN_TURNS) {
+            pause_cpu();
+        } else if (pool->wait == DL_POOL_YIELD) {
+            sched_yield();
+        } else {
+            pthread_mutex_lock(&pool->mutex);
+            atomic_store(&pool->owner_sleeps, true);
+            while (atomic_load(&pool->finished) < count) {
+                pthread_cond_wait(&pool->done, &pool->mutex);
+            }
+            atomic_store(&pool->owner_sleeps, false);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+}
+
+enum dl_rc dl_pool_new(uint32_t threads, enum dl_pool_wait wait, struct dl_pool **out, struct dl_err *err)
+{
+    if (threads == 0 || threads > DL_POOL_THREADS_MAX) {
+        return dl_err_set(err, DL_EINVAL, "%u threads that compute; 1 to %d are possible", threads,
+                          DL_POOL_THREADS_MAX);
+    }
+    struct dl_pool *pool = dl_alloc_aligned(sizeof *pool);
     struct worker *workers = calloc(threads, sizeof *workers);
     if (pool == NULL || workers == NULL) {
         free(pool);
@@ -106,14 +135,16 @@ enum dl_rc wk_pool_new(uint32_t threads, struct wk_pool **out, struct dl_err *er
     }
     pool->workers = workers;
     pool->threads = threads;
+    pool->wait = wait;
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
     for (uint32_t i = 1; i < threads; i++) {
         workers[i].pool = pool;
         workers[i].index = i;
         int failure = pthread_create(&workers[i].thread, NULL, worker_main, &workers[i]);
         if (failure != 0) {
-            wk_pool_free(pool);
+            dl_pool_free(pool);
             return dl_err_errno(err, DL_ENOMEM, failure, "start compute thread %u of %u", i + 1, threads);
         }
         pool->started++;
@@ -122,7 +153,7 @@ enum dl_rc wk_pool_new(uint32_t threads, struct wk_pool **out, struct dl_err *er
     return DL_OK;
 }
 
-void wk_pool_free(struct wk_pool *pool)
+void dl_pool_free(struct dl_pool *pool)
 {
     if (pool == NULL) {
         return;
@@ -136,16 +167,17 @@ void wk_pool_free(struct wk_pool *pool)
     }
     pthread_mutex_destroy(&pool->mutex);
     pthread_cond_destroy(&pool->wake);
+    pthread_cond_destroy(&pool->done);
     free(pool->workers);
     free(pool);
 }
 
-uint32_t wk_pool_threads(const struct wk_pool *pool)
+uint32_t dl_pool_threads(const struct dl_pool *pool)
 {
     return pool->threads;
 }
 
-void wk_pool_run(struct wk_pool *pool, wk_pool_task run, void *context, uint32_t count)
+void dl_pool_run(struct dl_pool *pool, dl_pool_task run, void *context, uint32_t count)
 {
     if (pool->threads == 1 || count <= 1) {
         for (uint32_t task = 0; task < count; task++) {
@@ -164,11 +196,5 @@ void wk_pool_run(struct wk_pool *pool, wk_pool_task run, void *context, uint32_t
         pthread_mutex_unlock(&pool->mutex);
     }
     work(pool, 0);
-    for (int turn = 0; atomic_load_explicit(&pool->finished, memory_order_acquire) < count; turn++) {
-        if (turn < SPIN_TURNS) {
-            pause_cpu();
-        } else {
-            sched_yield();
-        }
-    }
+    wait_for_others(pool, count);
 }
