@@ -299,6 +299,8 @@ static void test_a_busy_peer_is_not_waited_for(void)
     rig_join(&joiner, both, NULL, 2);
     rig_run(&joiner, both, 2, NULL);
     rig_check(&joiner, &b);
+    CU_ASSERT_EQUAL(joiner.sent, RIG_FRAGMENTS); /* After so long the syncer was told not to hold them back. */
+    CU_ASSERT_EQUAL(joiner.report.bytes, states_bytes());
     finish();
 }
 

@@ -132,7 +132,16 @@ static void end(struct wk_fetch *fetch)
     wk_net_wake(fetch->hub);
 }
 
-/* This peer is given up; another one begins with its manifest. */
+static void tell_offers(struct wk_fetch *fetch)
+{
+    pthread_mutex_lock(&fetch->hub->lock);
+    wk_link_tell_offers(fetch->hub->link);
+    pthread_mutex_unlock(&fetch->hub->lock);
+    wk_net_wake(fetch->hub);
+}
+
+/* This peer is given up; another one begins with its manifest. Where it has been waited for in vain the syncer is to hold nothing
+ * back any longer: it may be the only one that gives anything. */
 static void next_peer(struct wk_fetch *fetch, const struct dl_err *err)
 {
     say(fetch, 2, "learner %u is no source of state: %s", fetch->peer.learner, err->text);
@@ -140,6 +149,9 @@ static void next_peer(struct wk_fetch *fetch, const struct dl_err *err)
     wk_manifest_release(&fetch->manifest);
     fetch->stage = STAGE_PICK;
     fetch->asked = false;
+    if (!fetch->answered && dl_now_ns() - fetch->begun_ns >= fetch->progress_ns) {
+        tell_offers(fetch);
+    }
 }
 
 /* After a failure of the request: the same peer again from where it broke, or the next one. */
@@ -241,10 +253,7 @@ static enum dl_rc check_manifest(const struct wk_fetch *fetch, const struct dl_l
 
 static void begin_fragments(struct wk_fetch *fetch)
 {
-    pthread_mutex_lock(&fetch->hub->lock);
-    wk_link_tell_offers(fetch->hub->link);
-    pthread_mutex_unlock(&fetch->hub->lock);
-    wk_net_wake(fetch->hub);
+    tell_offers(fetch);
     fetch->stage = STAGE_FRAGMENTS;
     fetch->waiting_ns = dl_now_ns();
 }
