@@ -239,10 +239,50 @@ static bool is_close_code(unsigned code)
     return (code >= 1000 && code <= 1003) || (code >= 1007 && code <= 1014) || (code >= 3000 && code <= 4999);
 }
 
+/* Bytes of the first character of UTF-8 text (RFC 3629: shortest form, no surrogates, up to U+10FFFF); 0: it is none. */
+static size_t character_bytes(const uint8_t *at, size_t size)
+{
+    if (at[0] < 0x80) {
+        return 1;
+    }
+    size_t count = at[0] >= 0xc2 && at[0] <= 0xdf   ? 2
+                   : (at[0] & 0xf0) == 0xe0         ? 3
+                   : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
+                                                    : 0;
+    uint8_t least = at[0] == 0xe0 ? 0xa0 : at[0] == 0xf0 ? 0x90 : 0x80;
+    uint8_t most = at[0] == 0xed ? 0x9f : at[0] == 0xf4 ? 0x8f : 0xbf;
+    if (count == 0 || count > size || at[1] < least || at[1] > most) {
+        return 0;
+    }
+    for (size_t i = 2; i < count; i++) {
+        if ((at[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    return count;
+}
+
+static bool is_text(const uint8_t *bytes, size_t size)
+{
+    size_t used = 0, length = 1;
+    while (used < size && length > 0) {
+        length = character_bytes(bytes + used, size - used);
+        used += length;
+    }
+    return length > 0;
+}
+
 static enum dl_ws_event end_control(struct dl_ws_parser *parser, struct dl_err *err)
 {
-    if (parser->opcode == DL_WS_CLOSE && parser->control_bytes >= 2 && !is_close_code(dl_ws_close_code(parser))) {
+    if (parser->opcode != DL_WS_CLOSE || parser->control_bytes < 2) {
+        return DL_WS_EVENT_CONTROL;
+    }
+    if (!is_close_code(dl_ws_close_code(parser))) {
         parser->fault = broken(err, "a close frame with a code that nobody may send");
+        return DL_WS_EVENT_BROKEN;
+    }
+    if (!is_text(parser->control + 2, parser->control_bytes - 2)) {
+        parser->fault = fail(err, DL_WS_CODE_NOT_TEXT, "a close frame with a reason that is not UTF-8");
         return DL_WS_EVENT_BROKEN;
     }
     return DL_WS_EVENT_CONTROL;

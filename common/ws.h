@@ -22,6 +22,7 @@ enum dl_ws_code {                      /* Why a connection is closed (RFC 6455, 
                   DL_WS_CODE_PROTOCOL = 1002,
                   DL_WS_CODE_UNSUPPORTED = 1003, /* Text. */
                   DL_WS_CODE_NONE = 1005,        /* Stands for a close frame without a code; never sent. */
+                  DL_WS_CODE_NOT_TEXT = 1007,    /* A reason that is not UTF-8. */
                   DL_WS_CODE_TOO_LARGE = 1009,
 };
 

@@ -82,6 +82,7 @@ def faults():
     yield "a message inside another", head(0x02, 0) + head(0x82, 0), 1002
     yield "half a code", head(0x88, 1) + b"x", 1002
     yield "a code that nobody may send", head(0x88, 2) + bytes([0x03 ^ MASK[0], 0xed ^ MASK[1]]), 1002
+    yield "a reason that is no text", head(0x88, 3) + bytes([0x03 ^ MASK[0], 0xe8 ^ MASK[1], 0xff ^ MASK[2]]), 1007
     yield "a long length", bytes([0x82, 0xfe, 0, 5]) + MASK, 1002
     yield "a longer length", bytes([0x82, 0xff]) + struct.pack(">Q", 65535) + MASK, 1002
     yield "a negative length", bytes([0x82, 0xff]) + struct.pack(">Q", 1 << 63) + MASK, 1002

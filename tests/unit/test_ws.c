@@ -281,6 +281,53 @@ static void head_only(unsigned first, unsigned code, const void *length, size_t 
     script.size = 2 + width + (from_client ? 4 : 0);
 }
 
+static void expect_close(unsigned code)
+{
+    struct dl_ws_parser parser;
+    listen_anew(&parser);
+    parse(&parser, script.bytes, script.size);
+    CU_ASSERT_FALSE(heard.broken);
+    CU_ASSERT_EQUAL(heard.closes, 1);
+    CU_ASSERT_EQUAL(heard.close_code, code);
+}
+
+/* RFC 6455, 5.5.1 and 8.1: the first and the last code point of each length, the neighbours of what is not allowed, and texts
+ * that end in the midst of a character. */
+static void expect_reasons(void)
+{
+    static const struct {
+        const char *reason;
+        bool is_text;
+    } rows[] = {{"", true},
+                {"going away", true},
+                {"\x7f\xc2\x80\xdf\xbf\xe0\xa0\x80\xed\x9f\xbf\xee\x80\x80\xef\xbf\xbf", true},
+                {"\xf0\x90\x80\x80\xf4\x8f\xbf\xbf", true},
+                {"\x80", false},
+                {"\xc1\xbf", false},
+                {"\xe0\x9f\xbf", false},
+                {"\xed\xa0\x80", false},
+                {"\xf0\x8f\xbf\xbf", false},
+                {"\xf4\x90\x80\x80", false},
+                {"\xf5\x80\x80\x80", false},
+                {"\xff", false},
+                {"a\xc3", false},
+                {"a\xe2\x82", false},
+                {"a\xe2\x82z", false},
+                {"a\xf0\x90\x80", false},
+                {"a\xc3z", false}};
+    for (size_t i = 0; i < DL_COUNT_OF(rows); i++) {
+        uint8_t payload[DL_WS_CONTROL_MAX] = {0x03, 0xe8};
+        size_t length = strlen(rows[i].reason);
+        memcpy(payload + 2, rows[i].reason, length);
+        one_frame(0x88, payload, 2 + length);
+        if (rows[i].is_text) {
+            expect_close(1000);
+        } else {
+            expect_broken("not UTF-8", DL_WS_CODE_NOT_TEXT);
+        }
+    }
+}
+
 static void test_hostile_frames_are_refused(void)
 {
     static const unsigned codes[] = {0, 999, 1004, 1005, 1006, 1015, 1016, 2999, 5000, 65535};
@@ -314,6 +361,7 @@ static void test_hostile_frames_are_refused(void)
             one_frame(0x88, code, 2);
             expect_broken("nobody may send", DL_WS_CODE_PROTOCOL);
         }
+        expect_reasons();
         head_only(0x82, 126, "\0\x7d", 2);
         expect_broken("shortest form", DL_WS_CODE_PROTOCOL);
         head_only(0x82, 127, "\0\0\0\0\0\0\xff\xff", 8);
