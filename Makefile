@@ -121,6 +121,7 @@ $(BUILD)/lib/libdiloco.so: $(call objects,$(LIB_SRC)) worker/link/libdiloco.map
 	@mkdir -p $(@D)
 	$(Q)$(CC) -shared $(LDFLAGS_ALL) -Wl,--version-script=worker/link/libdiloco.map -Wl,-soname,libdiloco.so.0 -o $@ \
 	  $(call objects,$(LIB_SRC)) -lssl -lcrypto -lyaml -lcjson -lm
+	$(Q)ln -sf libdiloco.so $@.0 # Under the name that programs load, so that they also start with this folder.
 
 define program_rule
 $(call program_name,$(1)): $(call objects,$(1)) $(ARCHIVES)
