@@ -8,6 +8,9 @@
 #include "common/mem.h"
 
 #define TLS_RECORD_BYTES 16384
+/* Bytes at once, no longer after those before them: a connection that fills a chunk within a moment. */
+#define FAST_BYTES (32u << 10)
+#define FAST_NS INT64_C(20000000)
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 static_assert(DL_WIRE_CONTROL_PAYLOAD_MAX >= TLS_RECORD_BYTES, "a record's data fits the send buffer");
 
@@ -299,6 +302,22 @@ static void heard(struct wk_channel *channel)
     pthread_mutex_unlock(&channel->hub->lock);
 }
 
+/* Bytes that come next for certain, and have a place of their own at `*at`. */
+static size_t next_placed(const struct wk_channel *channel, uint8_t **at)
+{
+    return (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, at), dl_ws_payload_next(&channel->parser));
+}
+
+/* Inside a chunk that comes fast, the thread is woken for as much as it reads at once, not for each segment. Where bytes come
+ * slowly it is woken for each of them: what has come is what tells that the syncer is there. */
+static void set_alarm(struct wk_channel *channel, size_t total)
+{
+    uint8_t *at = NULL;
+    bool is_fast = total >= FAST_BYTES && channel->now_ns - channel->read_ns < FAST_NS;
+    channel->read_ns = channel->now_ns;
+    wk_stream_wake_at(&channel->stream, is_fast ? DL_MIN(next_placed(channel, &at), (size_t)WK_READ_BYTES) : 1);
+}
+
 static void read_frames(struct wk_channel *channel)
 {
     struct dl_err err;
@@ -306,7 +325,7 @@ static void read_frames(struct wk_channel *channel)
     size_t total = 0;
     while (rc == DL_OK && total < WK_READ_BUDGET) {
         uint8_t *at = NULL;
-        size_t direct = (size_t)DL_MIN((uint64_t)wk_rx_direct(&channel->rx, &at), dl_ws_payload_next(&channel->parser));
+        size_t direct = next_placed(channel, &at);
         size_t got = 0;
         size_t beside = direct == 0 ? WK_IN_BYTES : direct <= WK_READ_BYTES ? WK_IN_BESIDE_BYTES : 0;
         direct = DL_MIN(direct, (size_t)WK_READ_BYTES);
@@ -321,10 +340,14 @@ static void read_frames(struct wk_channel *channel)
             dl_ws_skip(&channel->parser, placed);
         }
         rc = feed(channel, channel->in, got - placed, &err);
+        if (rc == DL_OK && channel->stream.ssl == NULL && got < direct + beside) {
+            rc = DL_AGAIN; /* All that there was: no call to be told so. */
+        }
     }
     if (total > 0) {
         __atomic_add_fetch(&channel->hub->bytes_received, total, __ATOMIC_RELAXED);
         heard(channel);
+        set_alarm(channel, total);
     }
     channel->more_input = rc == DL_OK;
     if (rc != DL_OK && rc != DL_AGAIN) {

@@ -46,7 +46,8 @@ struct wk_channel {
     struct wk_rx rx;
     struct dl_wire_message message;
     struct wk_act act;
-    int64_t now_ns; /* Of the iteration. */
+    int64_t now_ns;  /* Of the iteration. */
+    int64_t read_ns; /* When something was read last. */
     struct wk_spot spot;
     uint8_t *slot; /* Memory of the update being received. */
     uint8_t random[256];

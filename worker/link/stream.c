@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <openssl/err.h>
@@ -219,6 +220,15 @@ enum dl_rc wk_stream_read(struct wk_stream *stream, uint8_t *first, size_t first
     }
     return received == 0 ? dl_err_set(err, DL_ENET, "the peer closed the connection")
                          : dl_err_errno(err, DL_ENET, errno, "receive");
+}
+
+void wk_stream_wake_at(struct wk_stream *stream, size_t bytes)
+{
+    int low_water = bytes <= 1 ? 0 : (int)DL_MIN(bytes, (size_t)INT_MAX);
+    if (stream->fd >= 0 && low_water != stream->low_water) {
+        stream->low_water = low_water;
+        set_option(stream->fd, SOL_SOCKET, SO_RCVLOWAT, DL_MAX(low_water, 1));
+    }
 }
 
 static enum dl_rc tls_write(struct wk_stream *stream, const uint8_t *bytes, size_t size, size_t *sent,

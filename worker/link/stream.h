@@ -14,6 +14,7 @@ struct wk_stream {
     int fd;           /* -1: closed. Owned. */
     SSL *ssl;         /* NULL: plain. Owned. */
     bool wants_write; /* TLS cannot go on before the socket takes bytes. */
+    int low_water;    /* Bytes that must have come before the socket counts as readable; 0: one. */
 };
 
 /* Certificates for wss: `ca_file` NULL: the system's authorities; `cert_file`, `key_file` NULL: no client certificate.
@@ -39,6 +40,9 @@ DL_MUST_CHECK enum dl_rc wk_stream_handshake(struct wk_stream *stream, struct dl
  * 0. DL_AGAIN: nothing now. DL_ENET: the connection is gone. */
 DL_MUST_CHECK enum dl_rc wk_stream_read(struct wk_stream *stream, uint8_t *first, size_t first_bytes, uint8_t *second,
                                         size_t second_bytes, size_t *got, struct dl_err *err);
+/* From now on the socket is readable when `bytes` >= 1 have come, or the peer has ended: so many must be certain to come. A wish;
+ * the system takes less where its buffers are small. */
+void wk_stream_wake_at(struct wk_stream *stream, size_t bytes);
 /* Writes what the socket takes of `first`, then of `second`; either may have no bytes, not both. With TLS, of one of them. What
  * is offered again after DL_AGAIN begins with the same bytes, wherever they lie. */
 DL_MUST_CHECK enum dl_rc wk_stream_write_two(struct wk_stream *stream, const uint8_t *first, size_t first_bytes,
