@@ -29,7 +29,7 @@ enum dl_rc dl_wire_header_decode(const uint8_t bytes[DL_WIRE_HEADER_BYTES], stru
     if (memcmp(bytes, "DLC1", 4) != 0) {
         return dl_err_set(err, DL_EPROTO, "message header: this is not %s (wrong magic)", DL_WIRE_SUBPROTOCOL);
     }
-    if (bytes[4] != DL_WIRE_VERSION) {
+    if (bytes[4] != DL_WIRE_VERSION && bytes[5] != DL_WIRE_REFUSE) {
         return dl_err_set(err, DL_EPROTO, "message header: protocol version %u, this program speaks %u", bytes[4],
                           DL_WIRE_VERSION);
     }

@@ -372,6 +372,11 @@ static void test_header_refuses_oversize_and_nonsense(void)
     buffer[4] = 1;
     CU_ASSERT_EQUAL(dl_wire_header_decode(buffer, &header, &err), DL_EPROTO);
     CU_ASSERT_PTR_NOT_NULL(strstr(err.text, "version 1"));
+    fill(DL_WIRE_REFUSE, true); /* Whoever speaks another version must be able to say so. */
+    size_t bytes = 0;
+    CU_ASSERT_EQUAL_FATAL(dl_wire_encode(&sent, buffer, sizeof buffer, &bytes, &err), DL_OK);
+    buffer[4] = DL_WIRE_VERSION + 1;
+    CU_ASSERT_EQUAL(dl_wire_header_decode(buffer, &header, &err), DL_OK);
 }
 
 static void test_entries_of_a_trace_ascend(void)
