@@ -217,7 +217,8 @@ static void fill_phase(struct op_supervisor *s)
         snprintf(view->phase, sizeof view->phase, "%s",
                  s->plan.phase == OP_JOB_RUNNING || s->plan.phase == OP_JOB_PENDING ? "Starting"
                                                                                     : op_job_phase_name(s->plan.phase));
-        snprintf(view->message, sizeof view->message, "%s", s->plan.message);
+        bool says_why = s->plan.phase == OP_JOB_SUCCEEDED && has_syncers && view->status.phase == OP_STATUS_ENDED;
+        snprintf(view->message, sizeof view->message, "%s", says_why ? view->status.message : s->plan.message);
     }
     if (strcmp(view->phase, s->last_phase) != 0) {
         snprintf(s->last_phase, sizeof s->last_phase, "%s", view->phase);
