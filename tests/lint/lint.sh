@@ -45,9 +45,9 @@ gate_cppcheck() {
         --suppress=missingIncludeSystem --suppress=normalCheckLevelMaxBranches --suppressions-list="$here/cppcheck.txt" \
         "${INCLUDES[@]}" $(sources)
 }
-run_tidy() { # The files of standard input; more arguments go to clang-tidy.
-    xargs -r -P 2 -n 2 clang-tidy --quiet --warnings-as-errors='*' --config-file="$here/clang-tidy.yaml" "$@" \
-        --extra-arg=-std=gnu11 --extra-arg=-I. --extra-arg=-D_GNU_SOURCE
+run_tidy() { # The files of standard input; more arguments go to clang-tidy. `--`: flags stand here, there is no database to look for.
+    xargs -r -P 2 -I FILE clang-tidy --quiet --warnings-as-errors='*' --config-file="$here/clang-tidy.yaml" "$@" FILE -- \
+        -std=gnu11 -I. -D_GNU_SOURCE
 }
 gate_tidy() {
     local status=0
