@@ -85,7 +85,7 @@ static inline void reference_rotate(double *x, uint32_t heads, uint32_t head_wid
 static inline void reference_attention(const double *q, const double *k, const double *v, uint32_t rows, uint32_t heads,
                                        uint32_t kv_heads, uint32_t w, double *out)
 {
-    double *scores = malloc(rows * sizeof *scores);
+    double *scores = calloc(rows, sizeof *scores);
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t h = 0; h < heads; h++) {
             uint32_t g = h * kv_heads / heads;
@@ -121,10 +121,11 @@ static inline void reference_layer(const struct reference *reference, uint32_t l
     const struct dl_model_spec *s = reference->spec;
     uint32_t rows = s->sequence_length, width = s->width, w = width / s->heads, kv = s->kv_heads * w,
              ffn = s->ffn_width;
-    double *normed = malloc(rows * width * sizeof *normed), *q = malloc(rows * width * sizeof *q);
-    double *k = malloc(rows * kv * sizeof *k), *v = malloc(rows * kv * sizeof *v);
-    double *attended = malloc(rows * width * sizeof *attended), *added = malloc(rows * width * sizeof *added);
-    double *gate = malloc(rows * ffn * sizeof *gate), *up = malloc(rows * ffn * sizeof *up);
+    double *normed = calloc((size_t)rows * width, sizeof *normed), *q = calloc((size_t)rows * width, sizeof *q);
+    double *k = calloc((size_t)rows * kv, sizeof *k), *v = calloc((size_t)rows * kv, sizeof *v);
+    double *attended = calloc((size_t)rows * width, sizeof *attended),
+           *added = calloc((size_t)rows * width, sizeof *added);
+    double *gate = calloc((size_t)rows * ffn, sizeof *gate), *up = calloc((size_t)rows * ffn, sizeof *up);
 
     reference_norm(x, reference_layer_tensor(reference, layer, "input_layernorm"), rows, width, s->norm_epsilon,
                    normed);
@@ -160,7 +161,7 @@ static inline void reference_logits(const struct reference *reference, const uin
     uint32_t rows = s->sequence_length, width = s->width;
     const double *embed = reference_tensor(reference, "model.embed_tokens.weight");
     const double *head = s->tied_embeddings ? embed : reference_tensor(reference, "lm_head.weight");
-    double *x = malloc(rows * width * sizeof *x), *normed = malloc(rows * width * sizeof *normed);
+    double *x = calloc((size_t)rows * width, sizeof *x), *normed = calloc((size_t)rows * width, sizeof *normed);
     for (uint32_t r = 0; r < rows; r++) {
         memcpy(x + r * width, embed + tokens[r] * width, width * sizeof *x);
     }
@@ -177,7 +178,7 @@ static inline double reference_loss(const struct reference *reference, const uin
 {
     const struct dl_model_spec *s = reference->spec;
     double total = 0;
-    double *logits = malloc((size_t)s->sequence_length * s->vocab_size * sizeof *logits);
+    double *logits = calloc((size_t)s->sequence_length * s->vocab_size, sizeof *logits);
     for (uint32_t b = 0; b < sequences; b++) {
         reference_logits(reference, tokens + b * s->sequence_length, logits);
         for (uint32_t r = 0; r < s->sequence_length; r++) {
