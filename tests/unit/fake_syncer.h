@@ -9,6 +9,7 @@
 #include <arpa/inet.h>
 #include <assert.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -396,6 +397,11 @@ static inline void fake_listen(struct fake_syncer *syncer)
     assert(status == 0);
     getsockname(syncer->listener, (struct sockaddr *)&address, &size);
     syncer->port = ntohs(address.sin_port);
+    /* OpenSSL writes without MSG_NOSIGNAL, and the library may have closed. Its own threads do not inherit this: they block all. */
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);
     status = pthread_create(&syncer->acceptor, NULL, fake_accept_main, syncer);
     assert(status == 0);
 }
