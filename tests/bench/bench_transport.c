@@ -3,8 +3,8 @@
  *     transport [TURNS [plain | tls]]      5 turns of both; more on a busy machine
  *
  * The other end is another process that does as little as possible (it discards pushes unread, and sends updates that
- * were framed before), so that CPU time and rate are the library's: pushes are hashed, masked, framed and sent; updates
- * are received in place and checked twice (chunk by chunk, and as a whole). The trainer's own work (encoding, applying)
+ * were framed before), so that CPU time and rate are the library's: pushes are hashed, framed and sent; updates
+ * are received in place and checked (chunk by chunk, and as a whole). The trainer's own work (encoding, applying)
  * is not in these figures: it is reported apart. CPU is that of the network thread alone, or of the raw TCP loop. */
 #include <netinet/tcp.h>
 #include <poll.h>

@@ -27,7 +27,7 @@ def goals(names, sense, bound, what):
         GOALS[name] = (sense, bound, what)
 
 
-goals("push_cpu broadcast_cpu", "<=", 1.3, "CPU s per GB of a learner's end and the other one, to plain TCP's")
+goals("push_cpu broadcast_cpu", "<=", 1.3, "CPU s per GB of a learner's network thread, to that of one end of plain TCP")
 goals("push_cpu_tls broadcast_cpu_tls", "<=", 1.3, "the same over TLS 1.3, to plain TLS's")
 goals("round_f32", "<=", 1.3, "a round of 8 learners x 100 MB, to plain TCP that moves the same bytes")
 goals("round_int4", "<=", 0.45, "int4 pushes and bf16 broadcasts, to round_f32")
