@@ -139,8 +139,7 @@ const struct dl_field dl_spec_fields[] = {
         "gives each learner, at most 1000, as the job begins; 0: none."),
     U32("sync.warmup.interval", sync.warmup.interval, "1", 1, 1 << 20, FROZEN,
         "Inner steps between two syncs of all fragments during warm-up; after its steps the interval doubles up to "
-        "three "
-        "times, each time for 2/9 as many steps, while it is below sync.interval."),
+        "three times, each time for 2/9 as many steps, while it is below sync.interval."),
     COUNT("sync.warmup.quorum", sync.warmup.quorum, "75%",
           "Quorum during warm-up; a percentage is of the connected learners."),
     COUNT("sync.quorum", sync.quorum, "1",

@@ -96,8 +96,10 @@ void sy_pool_run(struct sy_pool *pool, sy_pool_fn fn, sy_pool_done_fn done, void
     pool->context = context;
     pool->count = count;
     pool->range = threads == 1 && done == NULL ? count : range; /* Nobody to share with, nobody to tell. */
-    pool->done_ranges = 0;
-    memset(pool->range_done, 0, range_count_max(threads) * sizeof pool->range_done[0]);
+    if (done != NULL) {
+        pool->done_ranges = 0;
+        memset(pool->range_done, 0, range_count_max(threads) * sizeof pool->range_done[0]);
+    }
     uint64_t ranges = (count + pool->range - 1) / pool->range;
     assert(ranges <= range_count_max(threads));
     dl_pool_run(pool->threads, run_range, pool, (uint32_t)ranges);

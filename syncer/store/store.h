@@ -251,7 +251,7 @@ DL_MUST_CHECK enum dl_rc sy_store_append(struct sy_store_draft *draft, const voi
                                          struct dl_err *err);
 /* dl_content_hash of the parameters, where whoever made them has it anyway (`hash_is_given`); before the commit. */
 void sy_store_give_hash(struct sy_store_draft *draft, uint64_t hash);
-/* XXH3 of the parameters; all of them have been appended, or it was given. */
+/* dl_content_hash of the parameters; all of them have been appended, or it was given. */
 uint64_t sy_store_parameters_hash(const struct sy_store_draft *draft);
 void sy_store_abandon(struct sy_store_draft *draft); /* Its file goes. NULL is fine. */
 

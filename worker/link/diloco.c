@@ -228,8 +228,8 @@ int diloco_join(struct diloco *d, struct diloco_info *info, struct diloco_error 
     int code = finish_call(d, until_ns, info, error);
     bool is_over = code == DILOCO_DONE || code == DILOCO_STOPPED;
     if (is_over && d->role == DILOCO_EVALUATOR && wk_link_is_joined(d->hub.link)) {
-        code =
-            DILOCO_CONTINUE; /* The last state came with the job's end: it is there to be used, diloco_poll says the rest. */
+        /* The last state came with the job's end: it is there to be used, diloco_poll says the rest. */
+        code = DILOCO_CONTINUE;
     } else if (code == DILOCO_CONTINUE) {
         d->phase = WK_PHASE_JOINED;
         wk_recovery_joined(&d->recovery, &d->hub);

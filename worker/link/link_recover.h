@@ -19,9 +19,10 @@
 #include "worker/link/link.h"
 
 #define WK_CANDIDATES_MAX 8
-#define WK_PEERS_MS                                                                                                    \
-    200 /* From WELCOME until PEERS, which follows it, is no longer waited for with what else there is to do. */
-#define WK_GATHER_MS 3000 /* From the first PEERS until the shards that have not answered are no longer waited for. */
+/* From WELCOME until PEERS, which follows it, is no longer waited for with what else there is to do. */
+#define WK_PEERS_MS 200
+/* From the first PEERS until the shards that have not answered are no longer waited for. */
+#define WK_GATHER_MS 3000
 
 struct wk_offer { /* What a peer holds of one fragment. */
     uint64_t version, round;

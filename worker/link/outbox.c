@@ -43,7 +43,6 @@ void wk_outbox_lend(struct wk_outbox *box, const uint8_t *data, size_t bytes)
     assert(box->data_bytes == 0 && bytes > 0);
     box->data = data;
     box->data_bytes = bytes;
-    box->lent = true;
 }
 
 void wk_outbox_parts(const struct wk_outbox *box, struct wk_outbox_parts *parts)
@@ -54,13 +53,17 @@ void wk_outbox_parts(const struct wk_outbox *box, struct wk_outbox_parts *parts)
     };
 }
 
+static bool is_lent(const struct wk_outbox *box)
+{
+    return box->data != NULL && box->copy == NULL;
+}
+
 /* What lay behind the own bytes is nobody's concern any more; true when it was lent. */
 static bool let_go(struct wk_outbox *box)
 {
-    bool lent = box->lent;
+    bool lent = is_lent(box);
     box->data = NULL;
     box->data_bytes = 0;
-    box->lent = false;
     free(dl_take(box->copy));
     return lent;
 }
@@ -80,7 +83,7 @@ bool wk_outbox_sent(struct wk_outbox *box, size_t bytes)
 
 enum dl_rc wk_outbox_keep(struct wk_outbox *box, struct dl_err *err)
 {
-    if (!box->lent) {
+    if (!is_lent(box)) {
         return DL_OK;
     }
     box->copy = malloc(box->data_bytes);
@@ -90,7 +93,6 @@ enum dl_rc wk_outbox_keep(struct wk_outbox *box, struct dl_err *err)
     }
     memcpy(box->copy, box->data, box->data_bytes);
     box->data = box->copy;
-    box->lent = false;
     return DL_OK;
 }
 

@@ -18,10 +18,9 @@
 struct wk_outbox {
     uint8_t *bytes; /* Owned. */
     size_t capacity, start, end;
-    const uint8_t *data; /* Behind them. */
+    const uint8_t *data; /* Behind them; NULL: nothing. */
     size_t data_bytes;
-    bool lent;     /* `data` is someone else's. */
-    uint8_t *copy; /* Owned; of what is left of it. NULL: none. */
+    uint8_t *copy; /* Owned: what `data` lies in. NULL: it is someone else's. */
 };
 
 struct wk_outbox_parts { /* What to write: the second part behind the first. Valid until the next call. */
