@@ -5,8 +5,9 @@
  * whatever is missing.
  *
  * A syncer may be started with its budget reached: it was lost between the last merge and the export of the weights, or the run
- * is resumed as it is or with a smaller budget. Then it waits, within the same bound, for the evaluator, which gets the state
- * before its STOP and exports it. */
+ * is resumed as it is or with a smaller budget. Then it waits, within the same bound, for those who may come back: the
+ * evaluator, which gets the state before its STOP and exports it, and where there never was one, the learners that have not
+ * said goodbye. A job that has ended in order, without an evaluator, has nobody to wait for, and ends at once. */
 #include <stdio.h>
 
 #include "common/mem.h"
@@ -38,6 +39,26 @@ static bool nothing_to_merge(const struct sy_core *core)
     return !sy_is_seeded(core) || core->connected == 0;
 }
 
+/* Whether the job has an evaluator. It reports as soon as there is a state, unless it is to report the end alone. */
+static bool has_evaluator(const struct sy_core *core)
+{
+    return core->evaluated || core->evaluators > 0 || core->spec->training.evaluation_seconds <= 0;
+}
+
+/* Somebody who was told of this job, and not of its end. Goodbyes are saved when a syncer ends, after everybody's. */
+static bool someone_may_return(const struct sy_core *core)
+{
+    if (has_evaluator(core)) {
+        return core->evaluators == 0;
+    }
+    bool any_known = false, any_lost = false;
+    for (uint32_t m = 0; m < core->slots; m++) {
+        any_known = any_known || core->members[m].used;
+        any_lost = any_lost || sy_member_may_return(core, m);
+    }
+    return any_lost || !any_known;
+}
+
 void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const char *text)
 {
     bool overrides = result == DL_STOP_FAILED && core->stop_result != DL_STOP_FAILED;
@@ -48,7 +69,7 @@ void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const cha
         sy_seed_left(core, core->seeder);
     }
     core->finishing = true;
-    core->awaits_evaluator = result == DL_STOP_SUCCEEDED && !core->was_joined && sy_is_seeded(core);
+    core->awaits_return = result == DL_STOP_SUCCEEDED && !core->was_joined && sy_is_seeded(core);
     core->stop_result = result;
     snprintf(core->stop_text, sizeof core->stop_text, "%s", text == NULL ? "" : text);
     if (result == DL_STOP_FAILED) {
@@ -85,8 +106,7 @@ void sy_finish_run(struct sy_core *core)
         }
         done = done && round->final_done;
     }
-    bool is_awaited = core->awaits_evaluator && core->evaluators == 0;
-    if ((done && !is_awaited) || hard) {
+    if ((done && !(core->awaits_return && someone_may_return(core))) || hard) {
         end(core);
     }
 }

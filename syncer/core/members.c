@@ -117,6 +117,14 @@ bool sy_member_is_superseded(const struct sy_core *core, uint32_t m)
     return false;
 }
 
+bool sy_member_may_return(const struct sy_core *core, uint32_t m)
+{
+    const struct sy_member *member = &core->members[m];
+    return member->used && !member->connected &&
+           (member->left_why == SY_LEAVE_LOST || member->left_why == SY_LEAVE_PROTOCOL) &&
+           !sy_member_is_superseded(core, m);
+}
+
 /* How free a learner id is: 0 when connected, 1 when it belongs to one that was lost and may come back, 2 when
  * nobody's. */
 static unsigned freedom(const struct sy_core *core, enum dl_role role, uint32_t learner, int64_t *left_ns)
@@ -131,8 +139,7 @@ static unsigned freedom(const struct sy_core *core, enum dl_role role, uint32_t 
         if (member->connected) {
             return 0;
         }
-        bool may_return = member->left_why == SY_LEAVE_LOST || member->left_why == SY_LEAVE_PROTOCOL;
-        if (may_return && !sy_member_is_superseded(core, m)) {
+        if (sy_member_may_return(core, m)) {
             free = 1;
             *left_ns = member->left_ns;
         }

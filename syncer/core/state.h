@@ -179,8 +179,8 @@ struct sy_core {
 
     enum sy_phase phase;
     bool finishing;
-    bool was_joined, awaits_evaluator; /* In the life of this process; see finish.c. */
-    bool draining;                     /* Nothing new begins; see drain.c. */
+    bool was_joined, awaits_return; /* In the life of this process; see finish.c. */
+    bool draining;                  /* Nothing new begins; see drain.c. */
     enum dl_stop_result stop_result;
     char stop_text[DL_WIRE_TEXT_MAX];
     int64_t finish_soft_ns, finish_hard_ns;
@@ -262,6 +262,8 @@ void sy_queue_note(struct sy_core *core, bool warn, const char *fmt, ...) DL_PRI
 /* members.c */
 /* Whether another incarnation of the same learner id was first admitted later. */
 bool sy_member_is_superseded(const struct sy_core *core, uint32_t member);
+/* Whether it was lost, and not for good: this very incarnation may come back. */
+bool sy_member_may_return(const struct sy_core *core, uint32_t member);
 void sy_members_expire(struct sy_core *core);
 /* Learners that train. */
 uint32_t sy_members_training(const struct sy_core *core);

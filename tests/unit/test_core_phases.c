@@ -479,42 +479,97 @@ static void test_the_end_is_bounded(void)
     rig_free(rig);
 }
 
+static struct rig *budget_reached(bool evaluated)
+{
+    struct rig *rig = rig_spec();
+    rig->spec->training.round_budget = 4;
+    rig->spec->sync.finish_seconds = 8;
+    rig_start(rig);
+    for (uint32_t p = 0; p < 4; p++) {
+        sy_core_restore_fragment(rig->core, p, 5, 5);
+    }
+    sy_core_restore_totals(rig->core, &(struct sy_core_totals){.rounds_merged = 5, .evaluated = evaluated});
+    return rig;
+}
+
+static void known_learner(struct rig *rig, uint32_t learner, uint64_t nonce, bool has_left)
+{
+    struct sy_core_incarnation known = {
+        .learner = learner, .nonce = nonce, .born = nonce, .admission = nonce, .has_left = has_left};
+    memcpy(known.uid, rig_hello_of(rig, (int32_t)learner, nonce).uid, sizeof known.uid);
+    sy_core_restore_incarnation(rig->core, &known);
+}
+
+/* Seconds until it has ended by itself. */
+static int64_t ends_after(struct rig *rig)
+{
+    int64_t begin_ns = rig->now_ns;
+    rig_tick(rig, 0);
+    while (rig_view(rig).phase != SY_ENDED && rig->now_ns - begin_ns < 20 * RIG_SECOND) {
+        rig->now_ns = sy_core_next_deadline(rig->core);
+        rig_tick(rig, 0);
+    }
+    CU_ASSERT_EQUAL(rig_view(rig).stop_result, DL_STOP_SUCCEEDED);
+    return (rig->now_ns - begin_ns) / RIG_SECOND;
+}
+
 /* J5, Q8: started with its budget reached, it lets the evaluator have the state before it says STOP; for finishSeconds at most. */
 static void test_budget_reached_before_the_start(void)
 {
-    for (uint32_t comes = 0; comes < 2; comes++) {
-        struct rig *rig = rig_spec();
-        rig->spec->training.round_budget = 4;
-        rig->spec->sync.finish_seconds = 8;
-        rig_start(rig);
-        for (uint32_t p = 0; p < 4; p++) {
-            sy_core_restore_fragment(rig->core, p, 5, 5);
-        }
-        sy_core_restore_totals(rig->core, &(struct sy_core_totals){.rounds_merged = 5});
-        rig_tick(rig, 0);
-        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
-        int64_t begin_ns = rig->now_ns;
-        rig_join(rig, 0);
-        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
-        CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 0); /* There is nothing left to train for. */
-        if (comes != 0) {
-            struct dl_wire_hello hello = rig_hello_of(rig, -1, 1);
-            hello.role = DL_ROLE_EVALUATOR;
-            uint32_t evaluator;
-            CU_ASSERT_EQUAL(rig_hello(rig, &hello, &evaluator), DL_OK);
-            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 4);
-            CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_STOP), 2);
-            CU_ASSERT(position(rig, SY_ACT_SEND) < position(rig, SY_ACT_STOP));
-        }
-        while (comes == 0 && rig_view(rig).phase != SY_ENDED && rig->now_ns - begin_ns < 20 * RIG_SECOND) {
-            rig->now_ns = sy_core_next_deadline(rig->core);
-            rig_tick(rig, 0);
-        }
-        CU_ASSERT_EQUAL(rig_view(rig).phase, SY_ENDED);
-        CU_ASSERT_EQUAL(rig_view(rig).stop_result, DL_STOP_SUCCEEDED);
-        CU_ASSERT_EQUAL(rig->now_ns - begin_ns, comes != 0 ? 0 : 8 * RIG_SECOND);
-        rig_free(rig);
-    }
+    struct rig *rig = budget_reached(true);
+    rig_tick(rig, 0);
+    CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
+    rig_join(rig, 0);
+    CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_PULL), 0); /* There is nothing left to train for. */
+    struct dl_wire_hello hello = rig_hello_of(rig, -1, 1);
+    hello.role = DL_ROLE_EVALUATOR;
+    uint32_t evaluator;
+    CU_ASSERT_EQUAL(rig_hello(rig, &hello, &evaluator), DL_OK);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_SEND), 4);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_STOP), 2);
+    CU_ASSERT(position(rig, SY_ACT_SEND) < position(rig, SY_ACT_STOP));
+    CU_ASSERT_EQUAL(rig_view(rig).phase, SY_ENDED);
+    rig_free(rig);
+    rig = budget_reached(true); /* The evaluator does not come. */
+    known_learner(rig, 0, 1, true);
+    CU_ASSERT_EQUAL(ends_after(rig), 8);
+    rig_free(rig);
+}
+
+/* J5: who has heard of the end is not waited for; who has not is, so that it hears of it and gets the last weights. */
+static void test_budget_reached_and_nobody_to_come(void)
+{
+    struct rig *rig = budget_reached(false);
+    known_learner(rig, 0, 2, true);
+    known_learner(rig, 0, 1, false); /* Its successor has said goodbye. */
+    known_learner(rig, 1, 3, true);
+    CU_ASSERT_EQUAL(ends_after(rig), 0);
+    rig_free(rig);
+
+    rig = budget_reached(false);
+    known_learner(rig, 0, 1, true);
+    known_learner(rig, 1, 2, false);
+    rig_tick(rig, 0);
+    CU_ASSERT_EQUAL(rig_view(rig).phase, SY_FINISHING);
+    struct dl_wire_hello hello = rig_hello_of(rig, 1, 2);
+    uint32_t returned;
+    CU_ASSERT_EQUAL(rig_hello(rig, &hello, &returned), DL_OK);
+    CU_ASSERT_EQUAL(rig_view(rig).phase, SY_ENDED);
+    CU_ASSERT(rig_count(rig, SY_ACT_SEND) > 0);
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_STOP), 1);
+    rig_free(rig);
+
+    rig = budget_reached(false); /* It does not return. */
+    known_learner(rig, 1, 2, false);
+    CU_ASSERT_EQUAL(ends_after(rig), 8);
+    rig_free(rig);
+
+    rig = budget_reached(false); /* The evaluator may have had no time to report. */
+    rig->spec->training.evaluation_seconds = 0;
+    known_learner(rig, 0, 1, true);
+    CU_ASSERT_EQUAL(ends_after(rig), 8);
+    rig_free(rig);
 }
 
 /* A commit that cannot be made (full disk) is shown, told to nobody, holds no other fragment, and ends when it is made. */
@@ -619,5 +674,6 @@ UNIT_MAIN("core_phases", {"seeding", test_seeding_from_one_learner},
           {"synchronous", test_synchronous_form}, {"Q8 budget", test_q8_budget_merges_once_more_then_stops},
           {"Q8 four results", test_q8_four_results},
           {"budget reached before the start", test_budget_reached_before_the_start},
+          {"budget reached, nobody to come", test_budget_reached_and_nobody_to_come},
           {"the end is bounded", test_the_end_is_bounded}, {"delayed commit", test_delayed_commit},
           {"leaving", test_leaving_saves_what_is_under_way}, {"estimates", test_estimates_and_goodput})
