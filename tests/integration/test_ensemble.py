@@ -180,7 +180,7 @@ def test_wrong_input(build):
                                               e.folder / "no-such-token"]),
             ("no-folder", 2, "/nowhere/x", ["evaluate", "--job", e.job_file, "--endpoints", endpoint, "--export", "/nowhere/x"]),
             ("no-weights", 2, "nowhere", ["generate", "--weights", "nowhere"]),
-            ("wrong-token", 3, "token", ["learn", "--job", e.job_file, "--endpoints", endpoint, "--token-file", other]),
+            ("wrong-token", 3, "status 401: the syncer refused the token", ["learn", "--job", e.job_file, "--endpoints", endpoint, "--token-file", other]),
             ("high-id", 2, "learners.max", ["learn", "--job", e.job_file, "--endpoints", endpoint, "--token-file", token,
                                             "--learner", "99"]),
         ]
@@ -188,6 +188,7 @@ def test_wrong_input(build):
             e.start(name, [worker, *arguments])
             e.wait_exit(name, 20, code)
             check(said in e.log(name), f"{name}: nothing of '{said}' in {e.log(name)[-300:]!r}")
+            check("<html" not in e.log(name), f"{name}: a page for browsers in the log")
         # Other sizes than those of the learner that came first.
         e.start_learner(0)
         e.wait(lambda: e.status()["connected"] == 1, 20, "the first learner")

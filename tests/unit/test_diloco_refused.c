@@ -25,9 +25,9 @@ static void test_wrong_token_is_refused(void)
     fake_listen(syncer);
     struct diloco_options options = ANY_LEARNER;
     options.token = "wrong";
-    expect_refused(syncer, options, DILOCO_EREFUSED, "401: wrong token.");
+    expect_refused(syncer, options, DILOCO_EREFUSED, "it says: wrong token.");
     options.token = NULL;
-    expect_refused(syncer, options, DILOCO_EREFUSED, "check the token");
+    expect_refused(syncer, options, DILOCO_EREFUSED, "status 401: the syncer refused the token");
     CU_ASSERT_EQUAL(fake_peek(syncer, &syncer->unauthorized), 2);
     CU_ASSERT_EQUAL(fake_peek(syncer, &syncer->hellos), 0);
     options.token = "right";

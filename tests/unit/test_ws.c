@@ -514,10 +514,17 @@ static void expect_answer(const char *text, enum dl_rc rc, const char *says)
 static void test_upgrade_that_is_not_accepted(void)
 {
     expect_answer("HTTP/1.1 401 Unauthorized\r\nContent-Length: 12\r\n\r\nwrong token\n", DL_EDENIED,
-                  "401: wrong token");
-    expect_answer("HTTP/1.1 403 Forbidden\r\n\r\n", DL_EDENIED, "403 (check");
-    expect_answer("HTTP/1.1 503 Unavailable\r\n\r\nnot yet\nmore", DL_ENET, "503: not yet");
-    expect_answer("HTTP/1.0 200 OK\r\n\r\nhi\x1b[2J", DL_ENET, "200: hi?[2J");
+                  "status 401: the syncer refused the token: use the one that");
+    expect_answer("HTTP/1.1 401 Unauthorized\r\n\r\nwrong token\n", DL_EDENIED, "RUN/token); it says: wrong token");
+    expect_answer("HTTP/1.1 403 Forbidden\r\n\r\n", DL_EDENIED, "403: the connection was refused: check");
+    expect_answer("HTTP/1.1 404 Not Found\r\n\r\n", DL_ENET, "404: no syncer takes connections there");
+    expect_answer("HTTP/1.1 503 Unavailable\r\n\r\nnot yet\nmore", DL_ENET, "tried again; it says: not yet");
+    expect_answer("HTTP/1.0 200 OK\r\n\r\nhi\x1b[2J", DL_ENET, "it says: hi?[2J");
+    expect_answer("HTTP/1.1 400 Bad\r\n\r\n", DL_ENET, "400: the server does not take this connection: programs");
+    struct dl_err page = {0}; /* As libwebsockets answers. */
+    static const char html[] = "HTTP/1.1 401 Unauthorized\r\n\r\n<html><head><meta charset=utf-8></head></html>";
+    CU_ASSERT_EQUAL(answer(html, sizeof html - 1, true, &page), DL_EDENIED);
+    CU_ASSERT_PTR_NULL(strchr(page.text, '<'));
     expect_answer("HTTP/1.1 1x1 OK\r\n\r\n", DL_EPROTO, "not HTTP");
     expect_answer("SSH-2.0-OpenSSH_9.2\r\n", DL_EPROTO, "not HTTP");
     struct dl_err err = {0};

@@ -128,7 +128,7 @@ static enum dl_rc check_accepted(const char *head, size_t size, const char *key,
     return DL_OK;
 }
 
-/* Printable start of the body's first line. */
+/* Printable start of the body's first line; empty where that is a page for browsers. */
 static void first_line(const char *body, size_t size, char *out, size_t out_bytes)
 {
     size_t length = 0;
@@ -136,7 +136,20 @@ static void first_line(const char *body, size_t size, char *out, size_t out_byte
         out[length] = isprint((unsigned char)body[length]) ? body[length] : '?';
         length++;
     }
-    out[length] = 0;
+    out[length > 0 && out[0] == '<' ? 0 : length] = 0;
+}
+
+/* What an answer other than 101 means, and what to do about it. */
+static const char *meaning(unsigned status)
+{
+    switch (status) {
+    case 400: return "the server does not take this connection: programs of the same version on both sides?";
+    case 401: return "the syncer refused the token: use the one that it was started with (--token-file; RUN/token)";
+    case 403: return "the connection was refused: check the token, the client certificate, and proxies on the way";
+    case 404: return "no syncer takes connections there: check host and port (not that of --health-listen)";
+    case 503: return "no room for another connection, or a proxy that does not reach the syncer; it is tried again";
+    default: return "the server did not take the connection: is it a syncer, and no proxy on the way?";
+    }
 }
 
 static enum dl_rc refused(const char *bytes, size_t head_size, size_t size, bool closed, unsigned status,
@@ -154,9 +167,8 @@ static enum dl_rc refused(const char *bytes, size_t head_size, size_t size, bool
     }
     char line[200];
     first_line(body, body_size, line, sizeof line);
-    bool denied = status == 401 || status == 403;
-    return dl_err_set(err, denied ? DL_EDENIED : DL_ENET, "the server answered %u%s%s%s", status,
-                      line[0] == 0 ? "" : ": ", line, denied ? " (check the token or client certificate)" : "");
+    return dl_err_set(err, status == 401 || status == 403 ? DL_EDENIED : DL_ENET, "status %u: %s%s%s", status,
+                      meaning(status), line[0] == 0 ? "" : "; it says: ", line);
 }
 
 enum dl_rc wk_ws_response(const char *bytes, size_t size, bool closed, const char *key, size_t *used,

@@ -27,7 +27,7 @@ DL_MUST_CHECK enum dl_rc wk_ws_request(const char *host, const char *port, const
 
 /* What the server has answered so far, in `size` bytes; `closed`: no more will come. DL_OK: the connection is a
  * WebSocket now, and frames begin at `*used`. DL_AGAIN: more is needed. DL_EDENIED: 401 or 403. DL_ENET: any other
- * answer. Texts hold the status and the first line of the body. DL_EPROTO: not a WebSocket answer to `key`. */
+ * answer. Texts hold the status, what to do, and the first line of a body of text. DL_EPROTO: not a WebSocket answer to `key`. */
 DL_MUST_CHECK enum dl_rc wk_ws_response(const char *bytes, size_t size, bool closed, const char *key, size_t *used,
                                         struct dl_err *err);
 
