@@ -13,6 +13,7 @@
 
 #include "common/atomic_file.h"
 #include "common/mem.h"
+#include "common/socket.h"
 
 #define BACKLOG 512
 #define HOST_MAX 100
@@ -73,12 +74,11 @@ static enum dl_rc bind_one(const struct addrinfo *info, bool all, const char *te
     if (fd < 0) {
         return dl_err_errno(err, DL_EIO, errno, "making a socket for %s", text);
     }
-    int on = 1;
-    int off = 0;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    dl_socket_wish(fd, SOL_SOCKET, SO_REUSEADDR, 1);
     if (info->ai_family == AF_INET6) {
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, all ? &off : &on, sizeof on);
+        dl_socket_wish(fd, IPPROTO_IPV6, IPV6_V6ONLY, !all);
     }
+    dl_socket_prepare(fd, info->ai_addr);
     if (bind(fd, info->ai_addr, info->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
         int error = errno;
         const char *advice = error == EADDRINUSE      ? " (another process has this port: choose another, or 0)"
@@ -152,9 +152,8 @@ enum dl_rc sy_listen_accept(int listen_fd, int *fd, struct dl_err *err)
         }
         return DL_AGAIN;
     }
-    int on = 1;
-    setsockopt(accepted, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    setsockopt(accepted, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    dl_socket_wish(accepted, IPPROTO_TCP, TCP_NODELAY, 1);
+    dl_socket_wish(accepted, SOL_SOCKET, SO_KEEPALIVE, 1);
     *fd = accepted;
     return DL_OK;
 }

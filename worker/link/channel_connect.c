@@ -1,9 +1,6 @@
 /* From looking a syncer's name up to the answer to the upgrade. */
-#include <errno.h>
 #include <netdb.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/mem.h"
@@ -47,11 +44,7 @@ void wk_channel_connected(struct wk_channel *channel)
 {
     const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
     struct dl_err err;
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (getsockopt(channel->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
-        dl_err_errno(&err, DL_ENET, error == 0 ? errno : error, "connect to %s:%s", endpoint->host, endpoint->port);
-        wk_stream_close(&channel->stream);
+    if (wk_stream_connected(&channel->stream, endpoint->host, endpoint->port, &err) != DL_OK) {
         wk_channel_try_next_address(channel, &err);
         return;
     }
@@ -69,26 +62,12 @@ void wk_channel_try_next_address(struct wk_channel *channel, const struct dl_err
 {
     const struct wk_endpoint *endpoint = &channel->hub->endpoints[channel->shard];
     struct dl_err err = *last;
-    while (channel->next_address != NULL) {
-        struct addrinfo *address = channel->next_address;
-        channel->next_address = address->ai_next;
-        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
-        if (fd < 0) {
-            dl_err_errno(&err, DL_ENET, errno, "open a socket for %s", endpoint->host);
-            continue;
-        }
-        int status = connect(fd, address->ai_addr, address->ai_addrlen);
-        if (status != 0 && errno != EINPROGRESS) {
-            dl_err_errno(&err, DL_ENET, errno, "connect to %s:%s", endpoint->host, endpoint->port);
-            close(fd);
-            continue;
-        }
-        channel->stream = (struct wk_stream){.fd = fd};
-        channel->state = WK_CHANNEL_CONNECTING;
-        channel->connect_by_ns = channel->now_ns + WK_CONNECT_SECONDS * DL_NS_PER_SECOND;
-        return; /* Also when it succeeded at once: the socket is writable then. */
+    if (wk_stream_connect(&channel->stream, &channel->next_address, endpoint->host, endpoint->port, &err) != DL_OK) {
+        wk_channel_fail(channel, &err);
+        return;
     }
-    wk_channel_fail(channel, &err);
+    channel->state = WK_CHANNEL_CONNECTING;
+    channel->connect_by_ns = channel->now_ns + WK_CONNECT_SECONDS * DL_NS_PER_SECOND;
 }
 
 void wk_channel_resolved(struct wk_channel *channel)

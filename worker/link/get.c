@@ -1,7 +1,6 @@
 #include "worker/link/get.h"
 
 #include <assert.h>
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -102,24 +101,12 @@ enum dl_rc wk_get_begin(struct wk_get *get, const char *address, const char *pat
 
 static enum dl_rc connect_next(struct wk_get *get, struct dl_err *err)
 {
-    while (get->next_address != NULL) {
-        struct addrinfo *address = get->next_address;
-        get->next_address = address->ai_next;
-        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
-        if (fd < 0) {
-            dl_err_errno(err, DL_ENET, errno, "open a socket");
-            continue;
-        }
-        if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
-            dl_err_errno(err, DL_ENET, errno, "connect");
-            close(fd);
-            continue;
-        }
-        get->stream = (struct wk_stream){.fd = fd};
-        get->state = WK_GET_CONNECTING;
-        return DL_AGAIN;
+    enum dl_rc rc = wk_stream_connect(&get->stream, &get->next_address, get->host, get->port, err);
+    if (rc != DL_OK) {
+        return rc;
     }
-    return DL_ENET;
+    get->state = WK_GET_CONNECTING;
+    return DL_AGAIN;
 }
 
 static enum dl_rc resolved(struct wk_get *get, struct dl_err *err)
@@ -136,11 +123,7 @@ static enum dl_rc resolved(struct wk_get *get, struct dl_err *err)
 
 static enum dl_rc connected(struct wk_get *get, struct dl_err *err)
 {
-    int error = 0;
-    socklen_t size = sizeof error;
-    if (getsockopt(get->stream.fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
-        dl_err_errno(err, DL_ENET, error == 0 ? errno : error, "connect");
-        wk_stream_close(&get->stream);
+    if (wk_stream_connected(&get->stream, get->host, get->port, err) != DL_OK) {
         return connect_next(get, err);
     }
     int fd = get->stream.fd;

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/socket.h"
 
 #define BACKLOG 16
 
@@ -44,12 +45,12 @@ static enum dl_rc split(const char *text, char *host, size_t host_bytes, char *p
 
 enum dl_rc wk_serve_listen_at(const struct sockaddr *address, socklen_t size, int *listen_fd, struct dl_err *err)
 {
-    int one = 1;
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) {
         return dl_err_errno(err, DL_ENET, errno, "serve state: open a socket");
     }
-    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    dl_socket_wish(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    dl_socket_prepare(fd, address);
     if (bind(fd, address, size) != 0 || listen(fd, BACKLOG) != 0) {
         enum dl_rc rc = dl_err_errno(err, DL_ENET, errno, "serve state: listen");
         close(fd);

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/socket.h"
 
 #define KEEPALIVE_IDLE_S 30
 #define KEEPALIVE_INTERVAL_S 10
@@ -117,20 +118,49 @@ static enum dl_rc begin_tls(struct wk_stream *stream, SSL_CTX *tls, const char *
     return DL_OK;
 }
 
-static void set_option(int fd, int level, int name, int value)
+enum dl_rc wk_stream_connect(struct wk_stream *stream, struct addrinfo **next, const char *host, const char *port,
+                             struct dl_err *err)
 {
-    /* Only for speed and for noticing dead peers sooner: without it things still work. */
-    (void)setsockopt(fd, level, name, &value, sizeof value);
+    while (*next != NULL) {
+        const struct addrinfo *address = *next;
+        *next = address->ai_next;
+        int fd = socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, address->ai_protocol);
+        if (fd < 0) {
+            dl_err_errno(err, DL_ENET, errno, "open a socket for %s", host);
+            continue;
+        }
+        dl_socket_prepare(fd, address->ai_addr);
+        if (connect(fd, address->ai_addr, address->ai_addrlen) != 0 && errno != EINPROGRESS) {
+            dl_err_errno(err, DL_ENET, errno, "connect to %s:%s", host, port);
+            close(fd);
+            continue;
+        }
+        *stream = (struct wk_stream){.fd = fd};
+        return DL_OK; /* Also when it succeeded at once: the socket is writable then. */
+    }
+    return DL_ENET;
+}
+
+enum dl_rc wk_stream_connected(struct wk_stream *stream, const char *host, const char *port, struct dl_err *err)
+{
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(stream->fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) {
+        error = error == 0 ? errno : error;
+        wk_stream_close(stream);
+        return dl_err_errno(err, DL_ENET, error, "connect to %s:%s", host, port);
+    }
+    return DL_OK;
 }
 
 enum dl_rc wk_stream_open(struct wk_stream *stream, int fd, SSL_CTX *tls, const char *host, struct dl_err *err)
 {
     *stream = (struct wk_stream){.fd = fd};
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+    dl_socket_wish(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    dl_socket_wish(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    dl_socket_wish(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    dl_socket_wish(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    dl_socket_wish(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
     return tls == NULL ? DL_OK : begin_tls(stream, tls, host, err);
 }
 
@@ -227,7 +257,7 @@ void wk_stream_wake_at(struct wk_stream *stream, size_t bytes)
     int low_water = bytes <= 1 ? 0 : (int)DL_MIN(bytes, (size_t)INT_MAX);
     if (stream->fd >= 0 && low_water != stream->low_water) {
         stream->low_water = low_water;
-        set_option(stream->fd, SOL_SOCKET, SO_RCVLOWAT, DL_MAX(low_water, 1));
+        dl_socket_wish(stream->fd, SOL_SOCKET, SO_RCVLOWAT, DL_MAX(low_water, 1));
     }
 }
 

@@ -2,6 +2,7 @@
 #ifndef DL_WORKER_LINK_STREAM_H
 #define DL_WORKER_LINK_STREAM_H
 
+#include <netdb.h>
 #include <openssl/ssl.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,6 +26,15 @@ DL_MUST_CHECK enum dl_rc wk_tls_new(const char *ca_file, const char *cert_file, 
 /* For the side that is connected to: certificate and key that it shows. */
 DL_MUST_CHECK enum dl_rc wk_tls_server_new(const char *cert_file, const char *key_file, SSL_CTX **out,
                                            struct dl_err *err);
+
+/* Begins to connect to the first address from `*next` on for which that can begin, and moves `*next` behind it. DL_OK: the
+ * socket is writable once there is an answer, for wk_stream_connected. DL_ENET: none is left, and `err` says why the last one
+ * failed, or what it said before. `host`, `port`: for errors. */
+DL_MUST_CHECK enum dl_rc wk_stream_connect(struct wk_stream *stream, struct addrinfo **next, const char *host,
+                                           const char *port, struct dl_err *err);
+/* What the answer was. DL_ENET: the stream is closed. */
+DL_MUST_CHECK enum dl_rc wk_stream_connected(struct wk_stream *stream, const char *host, const char *port,
+                                             struct dl_err *err);
 
 /* Sets options on a connected socket and takes it over; with `tls`, prepares a handshake that checks for `host`. */
 DL_MUST_CHECK enum dl_rc wk_stream_open(struct wk_stream *stream, int fd, SSL_CTX *tls, const char *host,
