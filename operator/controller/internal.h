@@ -94,6 +94,10 @@ struct op_job {
     struct op_job_status view;
     int64_t order_due_ns; /* Next order to end. */
 
+    char last_words
+        [OP_CONDITION_MESSAGE_MAX]; /* Of the pod that failed last, one that no restart helps before others. */
+    bool is_last_word_final;
+
     struct op_conditions conditions;
     int64_t started_ns, completed_ns; /* Wall clock, as in the status. */
     enum op_job_phase phase;          /* As last written. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "common/exit_codes.h"
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -78,6 +79,30 @@ static void observe(const struct turn *t, struct op_instance *instances)
             .pool = pool_of(&t->job->wanted, pod->pool),
         };
         op_pod_instance(pod, &context, &instances[i]);
+    }
+}
+
+static void write_end(const struct op_held_pod *held, char *out, size_t size)
+{
+    const struct op_pod *pod = &held->pod;
+    const char *colon = pod->message[0] != 0 ? ": " : "";
+    snprintf(out, size, "%s ended%s with %d%s%s", held->name, pod->is_out_of_memory ? " out of memory" : "", pod->code,
+             colon, pod->message);
+}
+
+/* Ends in order, by a signal from outside, and of syncers that saved and left (5) say nothing of what is wrong. */
+static void note_last_words(const struct turn *t)
+{
+    struct op_job *job = t->job;
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        const struct op_pod *pod = &t->bucket->pods[i]->pod;
+        bool is_failure =
+            pod->has_ended && !pod->is_up && (pod->is_out_of_memory || op_end_is_crash(OP_END_EXIT, pod->code));
+        bool is_final = pod->code == DL_EXIT_USAGE || pod->code == DL_EXIT_REFUSED;
+        if (is_failure && (is_final || !job->is_last_word_final)) {
+            write_end(t->bucket->pods[i], job->last_words, sizeof job->last_words);
+            job->is_last_word_final = is_final;
+        }
     }
 }
 
@@ -218,9 +243,9 @@ static void say_why(struct turn *t, const struct op_change *change, const struct
     }
     if (change->type == OP_FORGET) {
         if (pod->phase != OP_POD_SUCCEEDED) {
-            op_act_event(t->c, t->job, true, pod->reason[0] != 0 ? pod->reason : "Ended", "Replace",
-                         "%s ended%s with %d: %s", held->name, pod->is_out_of_memory ? " out of memory" : "", pod->code,
-                         pod->message);
+            char text[OP_CONDITION_MESSAGE_MAX];
+            write_end(held, text, sizeof text);
+            op_act_event(t->c, t->job, true, pod->reason[0] != 0 ? pod->reason : "Ended", "Replace", "%s", text);
         }
         return;
     }
@@ -353,14 +378,19 @@ static void write_status(struct turn *t, const struct op_facts *facts)
     op_act_status(t->c, job, text, phase, t->problem.reason, digest);
 }
 
-/* What came of the job, for people. */
+/* What came of the job, for people; of one that failed, what the pod said that made it fail: its log is gone by then. */
 static void describe_end(struct turn *t)
 {
     const struct op_job_status *view = &t->job->view;
+    char *text = t->plan.message;
+    size_t size = sizeof t->plan.message;
     if (is_over(t->plan.phase) && view->shards_heard > 0) {
-        snprintf(t->plan.message, sizeof t->plan.message,
-                 "%s after %" PRIu64 " tokens, %" PRIu64 " rounds, step %" PRIu64, op_reason_name(t->plan.reason),
-                 view->tokens, view->round, view->step);
+        snprintf(text, size, "%s after %" PRIu64 " tokens, %" PRIu64 " rounds, step %" PRIu64,
+                 op_reason_name(t->plan.reason), view->tokens, view->round, view->step);
+    }
+    if (t->plan.phase == OP_JOB_FAILED && t->plan.reason != OP_REASON_DEADLINE_EXCEEDED && t->job->last_words[0] != 0) {
+        size_t used = strlen(text);
+        snprintf(text + used, size - used, ": %s", t->job->last_words);
     }
 }
 
@@ -439,6 +469,7 @@ static bool plan(struct turn *t)
     /* Pods need the token and the spec; addresses are names that are known before anybody listens there. */
     job->wanted.endpoints_known = job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0;
     observe(t, instances);
+    note_last_words(t);
     op_progress_read(job, t->bucket, &progress);
     op_plan_make(job->planner, &job->wanted, &progress, instances, count, t->wall_ns, &t->plan);
     return true;

@@ -291,7 +291,7 @@ static void put_message(const struct op_facts *facts, struct op_json_out *out)
     enum op_job_phase phase = op_facts_phase(facts);
     char text[OP_CONDITION_MESSAGE_MAX];
     if (is_running(phase) && has_problem(facts)) {
-        snprintf(text, sizeof text, "%.40s: %.200s", facts->problem->reason, facts->problem->message);
+        snprintf(text, sizeof text, "%.40s: %.320s", facts->problem->reason, facts->problem->message);
     } else if (phase == OP_JOB_RUNNING && facts->view != NULL && !has_quorum(facts)) {
         snprintf(text, sizeof text, "WaitingForQuorum %u/%u learners", facts->view->quorum_have,
                  facts->view->quorum_need);

@@ -15,7 +15,7 @@
 #include "operator/reconcile/status.h"
 
 #define OP_CONDITION_REASON_MAX 48
-#define OP_CONDITION_MESSAGE_MAX 256
+#define OP_CONDITION_MESSAGE_MAX 384
 #define OP_STATUS_INTERVAL_NS INT64_C(5000000000) /* Least time between two writes of one job's status. */
 
 struct op_problem {

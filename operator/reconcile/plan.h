@@ -30,7 +30,7 @@
 #include "common/spec.h"
 
 #define OP_PLAN_CHANGES_MAX 128 /* More are asked for at the next call, which is then due at once. */
-#define OP_PLAN_TEXT_MAX 160
+#define OP_PLAN_TEXT_MAX 256
 
 enum op_kind { OP_SYNCER, OP_LEARNER, OP_EVALUATOR };
 const char *op_kind_name(enum op_kind kind); /* "syncer", "learner", "evaluator" */

@@ -94,13 +94,37 @@ static enum op_pod_phase phase_of(const char *name)
     return OP_POD_PENDING; /* Just made: no status yet. */
 }
 
+/* A log's line without its time, or the line itself. */
+static const char *after_time(const char *line)
+{
+    size_t time = strcspn(line, " \r\n");
+    bool has_time = time > 19 && line[4] == '-' && line[10] == 'T' && line[time] == ' ';
+    return has_time ? line + time + 1 : line;
+}
+
+/* Of a log's end what says most: the last line of an error, else the last line. */
+static void copy_last_words(char *out, size_t size, const char *text)
+{
+    const char *best = "";
+    bool has_error = false;
+    for (const char *line = text; *line != 0; line += strcspn(line, "\r\n"), line += strspn(line, "\r\n")) {
+        const char *words = after_time(line);
+        bool is_error = strncmp(words, "error ", 6) == 0;
+        if (strcspn(words, "\r\n") > 0 && (is_error || !has_error)) {
+            best = words;
+            has_error = is_error;
+        }
+    }
+    snprintf(out, size, "%.*s", (int)DL_MIN(strcspn(best, "\r\n"), size - 1), best);
+}
+
 static void read_end(const cJSON *terminated, struct op_pod *out)
 {
     out->has_ended = true;
     out->code = (int)op_json_u32(terminated, "exitCode", 0);
     out->is_out_of_memory = strcmp(text_of(terminated, "reason"), "OOMKilled") == 0;
     const char *message = text_of(terminated, "message");
-    copy(out->message, sizeof out->message, message);
+    copy_last_words(out->message, sizeof out->message, message);
     if (out->kind == OP_SYNCER) {
         size_t length = strcspn(message, "\r\n");
         snprintf(out->last_word, sizeof out->last_word, "%.*s", (int)DL_MIN(length, sizeof out->last_word - 1),

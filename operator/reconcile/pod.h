@@ -16,7 +16,7 @@
 
 #define OP_POD_UID_MAX 40
 #define OP_POD_REASON_MAX 48
-#define OP_POD_MESSAGE_MAX 160
+#define OP_POD_MESSAGE_MAX 240
 #define OP_IN_PLACE_RESTARTS_MAX 3 /* Then the pod is given up and another one is made, maybe on another node. */
 
 enum op_pod_phase { OP_POD_PENDING, OP_POD_RUNNING, OP_POD_SUCCEEDED, OP_POD_FAILED, OP_POD_UNKNOWN };
@@ -42,7 +42,7 @@ struct op_pod {
     int64_t created_ns, started_ns, since_ns;
     char reason[OP_POD_REASON_MAX];    /* Of the pod's state: Evicted, PreemptionByScheduler, ... */
     char waiting[OP_POD_REASON_MAX];   /* Why our container does not run: ImagePullBackOff, CrashLoopBackOff, ... */
-    char message[OP_POD_MESSAGE_MAX];  /* Of what keeps it from running, or its last words. */
+    char message[OP_POD_MESSAGE_MAX];  /* Of what keeps it from running, or its last error. */
     char last_word[OP_POD_REASON_MAX]; /* Syncers: the job's result as the ended container left it. */
 };
 

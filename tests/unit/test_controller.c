@@ -295,6 +295,31 @@ static void test_lost_learner_is_replaced_alone(void)
     world_stop(&w);
 }
 
+/* Its pods and their logs are gone by the time that somebody looks: the job itself says what was wrong. */
+static void test_a_job_that_failed_says_why(void)
+{
+    struct world w;
+    char text[256];
+    world_start(&w);
+    put_job(&w, TWO_LEARNERS);
+    UNTIL(&w, count_pods(&w, "learner") == 2 && says(&w, "phase", "Running"));
+    for (int i = 0; i < 2; i++) {
+        char path[128];
+        snprintf(path, sizeof path, PODS "/demo-learner-%d-1", i);
+        fake_api_patch(w.rig.api, path,
+                       "{\"status\":{\"phase\":\"Failed\",\"containerStatuses\":[{\"name\":\"learner\",\"state\":{"
+                       "\"running\":null,\"terminated\":{\"exitCode\":2,\"message\":\"2026-11-30T08:22:31.709Z error "
+                       "data file /data/x cannot be opened\\n\"}}}]}}");
+    }
+    UNTIL(&w, count_pods(&w, "learner") == 0);
+    w.workers_leave = true;
+    UNTIL(&w, says(&w, "phase", "Failed") && count_pods(&w, "learner") == 0);
+    CU_ASSERT(says(&w, "Failed", "True/BadInput"));
+    look(&w, "message", text);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "ended with 2: error data file /data/x cannot be opened"));
+    world_stop(&w);
+}
+
 struct refusal {
     const char *name, *method, *part;
     int status;
@@ -496,7 +521,8 @@ static void test_advice_is_told_once_for_each_spec(void)
 }
 
 UNIT_MAIN("controller", {"K10 job from apply to its end", test_job_from_apply_to_its_end},
-          {"K1 lost learner is replaced alone", test_lost_learner_is_replaced_alone}, {"K6 refusals", test_refusals},
+          {"K1 lost learner is replaced alone", test_lost_learner_is_replaced_alone},
+          {"a job that failed says why", test_a_job_that_failed_says_why}, {"K6 refusals", test_refusals},
           {"K8 suspend and resume", test_suspend_and_resume}, {"scaling", test_scaling},
           {"another operator takes over", test_another_operator_takes_over},
           {"parts that vanish", test_parts_that_vanish_come_back}, {"lost watches", test_lost_watches_lose_nothing},

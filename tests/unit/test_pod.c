@@ -185,6 +185,35 @@ static void test_details(void)
     cJSON_Delete(tree);
 }
 
+/* Of a log's end people see the error, without its time; whatever stood around it. */
+static void test_last_words(void)
+{
+    static const char *const rows[][2] = {
+        {"2026-11-30T08:22:31.709Z info  - worker kernels core=Zen\\n2026-11-30T08:22:31.710Z error a learner/2 start "
+         "failed: data file /data/x cannot be opened\\n2026-11-30T08:22:31.711Z info  - bye\\n",
+         "error a learner/2 start failed: data file /data/x cannot be opened"},
+        {"Traceback (most recent call last):\\n  File \\\"t.py\\\"\\nValueError: no data\\n\\n", "ValueError: no data"},
+        {"error one\\r\\nerror two\\r\\n", "error two"},
+        {"2026 words", "2026 words"},
+        {"2026-11-30T08:22:31.709Z", "2026-11-30T08:22:31.709Z"},
+        {"\\n\\n", ""},
+        {"", ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char status[1024];
+        struct op_pod pod;
+        snprintf(status, sizeof status,
+                 "\"phase\":\"Failed\",\"containerStatuses\":[{\"name\":\"learner\",\"state\":{\"terminated\":{"
+                 "\"exitCode\":2,\"message\":\"%s\"}}}]",
+                 rows[i][0]);
+        CU_ASSERT(read_pod("", PLACED, status, &pod));
+        if (strcmp(pod.message, rows[i][1]) != 0) {
+            printf("\nrow %zu: '%s'\n", i, pod.message);
+        }
+        CU_ASSERT_STRING_EQUAL(pod.message, rows[i][1]);
+    }
+}
+
 static void test_foreign_pods_are_not_ours(void)
 {
     static const char *const foreign[] = {
@@ -275,6 +304,6 @@ static void test_changes_of_capacity(void)
     CU_ASSERT_FALSE(op_node_changes_capacity(NULL, &silent));
 }
 
-UNIT_MAIN("pod", {"K2 ways in which a pod goes", test_pods}, {"details", test_details},
+UNIT_MAIN("pod", {"K2 ways in which a pod goes", test_pods}, {"details", test_details}, {"last words", test_last_words},
           {"foreign pods", test_foreign_pods_are_not_ours}, {"K13 nodes", test_nodes},
           {"changes of capacity", test_changes_of_capacity})
