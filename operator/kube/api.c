@@ -62,6 +62,10 @@ enum dl_rc op_api_create(struct op_client *client, const struct op_ref *ref, con
     } else {
         op_path_collection(&path, ref->resource, ref->space);
     }
+    if (ref->resource ==
+        &op_res_pods) { /* People write templates: an unknown field is a typing error, not to be dropped. */
+        op_path_query(&path, "fieldValidation", "Strict");
+    }
     if (ref->resource->is_namespaced && ref->space == NULL) {
         op_path_release(&path);
         return dl_err_set(err, DL_EINVAL, "cannot create %s '%.80s' without a namespace", ref->resource->kind,

@@ -69,6 +69,13 @@ static enum dl_rc status_rc(int status, const char *reason)
     return status >= 500 ? DL_ENET : DL_EPROTO;
 }
 
+/* What an API server answers to the application of an object with a field that its kind does not have: 500, though no repeat
+ * will ever help. */
+static bool is_unknown_field(int status, const char *message)
+{
+    return status == 500 && strstr(message, "failed to create typed patch object") != NULL;
+}
+
 static int shown_size(const struct op_call *call)
 {
     return (int)DL_MIN(strcspn(call->path, "?"), (size_t)SHOWN_PATH_MAX);
@@ -122,7 +129,8 @@ void op_call_read(struct op_call *call, CURLcode code, struct op_result *result,
     if (status < 200 || status > 299) {
         read_status(call, result, tree);
     }
-    result->rc = status_rc(result->status, result->reason);
+    bool is_hopeless = is_unknown_field(result->status, result->message);
+    result->rc = is_hopeless ? DL_EINVAL : status_rc(result->status, result->reason);
     if (result->rc != DL_OK) {
         const char *text = result->message[0] != 0 ? result->message : result->body;
         dl_err_set(&result->err, result->rc, "%s %.*s: %d %s: %.250s", call->request.method, shown_size(call),
@@ -149,5 +157,5 @@ bool op_call_may_retry(const struct op_call *call, const struct op_result *resul
     if (result->status == 429 || (result->status == 503 && result->retry_after_ns > 0)) {
         return true;
     }
-    return request->is_repeatable && result->status >= 500;
+    return request->is_repeatable && result->status >= 500 && result->rc != DL_EINVAL;
 }

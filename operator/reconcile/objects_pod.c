@@ -49,6 +49,24 @@ static enum dl_rc parse_template(const char *text, const char *where, cJSON **ou
     return DL_OK;
 }
 
+/* Ours gets its image when it has none; one of another name is somebody's helper, or ours under a wrong name. */
+static enum dl_rc check_images(const cJSON *tree, const char *own, const char *where, struct dl_err *err)
+{
+    const cJSON *item;
+    cJSON_ArrayForEach(item, member(member(tree, "spec"), "containers"))
+    {
+        const cJSON *name = member(item, "name");
+        bool is_named = cJSON_IsString(name);
+        if (member(item, "image") == NULL && (!is_named || strcmp(name->valuestring, own) != 0)) {
+            return dl_err_set(err, DL_EINVAL,
+                              "%s: container '%.63s' has no image; the job's own container is called '%s', any other "
+                              "needs one",
+                              where, is_named ? name->valuestring : "", own);
+        }
+    }
+    return DL_OK;
+}
+
 static bool is_custom(const char *template_json)
 {
     cJSON *tree = template_json != NULL ? cJSON_Parse(template_json) : NULL;
@@ -282,7 +300,11 @@ static void add_syncer_container(const struct op_render *render, cJSON *spec)
 enum dl_rc op_render_syncer_template(const struct op_render *render, cJSON *into, struct dl_err *err)
 {
     cJSON *tree = NULL;
-    enum dl_rc rc = parse_template(render->spec->syncer.template_json, "spec.syncer.template", &tree, err);
+    const char *where = "spec.syncer.template";
+    enum dl_rc rc = parse_template(render->spec->syncer.template_json, where, &tree, err);
+    if (rc == DL_OK && (rc = check_images(tree, "syncer", where, err)) != DL_OK) {
+        cJSON_Delete(tree);
+    }
     if (rc != DL_OK) {
         return rc;
     }
@@ -460,6 +482,9 @@ enum dl_rc op_render_pod(const struct op_render *render, enum op_kind kind, uint
     snprintf(where, sizeof where, "spec.learners.pools[%s].template", learners->pools[pool].name);
     cJSON *from = NULL;
     enum dl_rc rc = parse_template(learners->pools[pool].template_json, where, &from, err);
+    if (rc == DL_OK && (rc = check_images(from, "learner", where, err)) != DL_OK) {
+        cJSON_Delete(from);
+    }
     if (rc != DL_OK) {
         return rc;
     }

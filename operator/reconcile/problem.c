@@ -17,6 +17,44 @@ void op_problem_set(struct op_problem *problem, const char *reason, const char *
     va_end(args);
 }
 
+/* Servers quote the whole object that they do not take before they say why. */
+#define QUOTED_MAX 48
+
+static size_t quoted(const char *text)
+{
+    size_t depth = 0, i = 0;
+    do {
+        depth += text[i] == '{' ? 1 : 0;
+        depth -= text[i] == '}' ? 1 : 0;
+        i++;
+    } while (depth > 0 && text[i] != 0);
+    return i;
+}
+
+/* On one line, and without long objects, so that the reason is not what is cut off. */
+static void tidy(const char *text, char *out, size_t size)
+{
+    size_t used = 0;
+    for (size_t i = 0; text[i] != 0 && used + 1 < size;) {
+        bool is_space = strchr(" \t\r\n", text[i]) != NULL;
+        size_t object = text[i] == '{' ? quoted(text + i) : 0;
+        if (object > QUOTED_MAX) {
+            used += (size_t)snprintf(out + used, size - used, "{...}");
+            used = DL_MIN(used, size - 1);
+            i += object;
+            continue;
+        }
+        if (!is_space || (used > 0 && out[used - 1] != ' ')) {
+            out[used++] = is_space ? ' ' : text[i];
+        }
+        i++;
+    }
+    while (used > 0 && out[used - 1] == ' ') {
+        used--;
+    }
+    out[used] = 0;
+}
+
 void op_problem_of_refusal(enum op_refusal refusal, const char *what, const char *text, struct op_problem *out)
 {
     static const struct {
@@ -29,7 +67,11 @@ void op_problem_of_refusal(enum op_refusal refusal, const char *what, const char
         [OP_REFUSED_INVALID] = {"InvalidObject", "correct the job's templates or fields"},
         [OP_REFUSED_OTHER] = {"RequestFailed", "it is tried again"},
     };
-    op_problem_set(out, table[refusal].reason, "%s: %s (%s)", what, text, table[refusal].advice);
+    char said[OP_CONDITION_MESSAGE_MAX];
+    tidy(text, said, sizeof said);
+    bool is_missing = refusal == OP_REFUSED_FORBIDDEN && strstr(said, " not found") != NULL;
+    const char *advice = is_missing ? "make it, or correct the template that names it" : table[refusal].advice;
+    op_problem_set(out, table[refusal].reason, "%s: %s (%s)", what, said, advice);
 }
 
 static const struct {

@@ -322,5 +322,40 @@ static void test_problems(void)
     CU_ASSERT_STRING_EQUAL(worst.reason, "ImagePullFailed");
 }
 
+/* What a server says at length is told on one line, with the reason at its end and the advice that fits. */
+static void test_refusals_are_readable(void)
+{
+    static const struct {
+        enum op_refusal refusal;
+        const char *text, *reason, *message;
+    } refusals[] = {
+        {OP_REFUSED_INVALID,
+         "Pod \"x\" is invalid: spec.containers[0].securityContext: Invalid value: {\"Capabilities\":{\"Add\":null,"
+         "\"Drop\":[\"ALL\"]},\"Privileged\":true,\"SELinuxOptions\":null}: cannot set both",
+         "InvalidObject",
+         "Pod x: Pod \"x\" is invalid: spec.containers[0].securityContext: Invalid value: {...}: cannot set both "
+         "(correct "
+         "the job's templates or fields)"},
+        {OP_REFUSED_INVALID, "errors:\n  .spec.a: no\n  .spec.b: {\"c\":1} no\n", "InvalidObject",
+         "Pod x: errors: .spec.a: no .spec.b: {\"c\":1} no (correct the job's templates or fields)"},
+        {OP_REFUSED_FORBIDDEN, "error looking up service account a/b: serviceaccount \"b\" not found", "Forbidden",
+         "Pod x: error looking up service account a/b: serviceaccount \"b\" not found (make it, or correct the "
+         "template "
+         "that names it)"},
+        {OP_REFUSED_FORBIDDEN, "{{{{", "Forbidden",
+         "Pod x: {{{{ (give the operator's service account this right, or see the admission policy named)"},
+    };
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        struct op_problem problem;
+        op_problem_of_refusal(refusals[i].refusal, "Pod x", refusals[i].text, &problem);
+        if (strcmp(problem.message, refusals[i].message) != 0) {
+            printf("\nrow %zu: '%s'\n", i, problem.message);
+        }
+        CU_ASSERT_STRING_EQUAL(problem.reason, refusals[i].reason);
+        CU_ASSERT_STRING_EQUAL(problem.message, refusals[i].message);
+    }
+}
+
 UNIT_MAIN("conditions", {"K7 K8 K10 verdicts", test_verdicts}, {"K7 transition times", test_transition_times},
-          {"status object", test_status_object}, {"message", test_message}, {"K6 problems of pods", test_problems})
+          {"status object", test_status_object}, {"message", test_message}, {"K6 problems of pods", test_problems},
+          {"K6 refusals are readable", test_refusals_are_readable})

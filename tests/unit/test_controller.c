@@ -247,6 +247,8 @@ static void test_job_from_apply_to_its_end(void)
     put_job(&w, "\"ttlSecondsAfterFinished\":1,\"syncer\":{\"shards\":1}," TWO_LEARNERS);
     UNTIL(&w, says(&w, "phase", "Running") && count_pods(&w, "learner") == 2 && count_pods(&w, "evaluator") == 1);
     CU_ASSERT_EQUAL(count_pods(&w, "syncer"), 1);
+    /* A typing error in a template is refused, not dropped. */
+    CU_ASSERT_EQUAL(fake_api_requests(w.rig.api, "POST", "/pods?fieldValidation=Strict"), 3);
     static const char *const parts[] = {
         "/api/v1/namespaces/a/configmaps/demo-spec",
         "/api/v1/namespaces/a/services/demo-syncer",
@@ -333,6 +335,9 @@ static const struct refusal refusals[] = {
     {"a pod that is no pod", "POST", "/pods", 422, "Invalid", "spec.containers: Required", "True/InvalidObject"},
     {"no right to make sets", "PATCH", "/statefulsets", 403, "Forbidden", "forbidden", "True/Forbidden"},
     {"set that cannot change", "PATCH", "/statefulsets", 422, "Invalid", "forbidden field", "True/InvalidObject"},
+    {"field in the set that there is not", "PATCH", "/statefulsets", 500, "",
+     "failed to create typed patch object (a/demo-syncer): .spec.template.spec.x: field not declared in schema",
+     "True/InvalidObject"},
     {"conflict", "PATCH", "/services", 409, "Conflict", "conflict", "True/Conflict"},
     {"quota on claims", "PATCH", "/persistentvolumeclaims", 403, "Forbidden", "exceeded quota: gi",
      "True/QuotaExceeded"},

@@ -387,7 +387,9 @@ static void test_bad_templates_are_named(void)
     } rows[] = {{"a list", "[]"},
                 {"a text", "\"x\""},
                 {"spec is a list", "{\"spec\":[]}"},
-                {"containers is an object", "{\"spec\":{\"containers\":{}}}"}};
+                {"containers is an object", "{\"spec\":{\"containers\":{}}}"},
+                {"ours under another name", "{\"spec\":{\"containers\":[{\"name\":\"trainer\"}]}}"},
+                {"one without a name", "{\"spec\":{\"containers\":[{}]}}"}};
     struct dl_spec *spec = parse("");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct op_render render = {.spec = spec, .job_uid = "u", .options = &options};
