@@ -11,7 +11,8 @@
  * Plain TCP is a floor, not a round: 8 connections carry the pushes' bytes up, each into memory of its own, then the update's
  * bytes down, out of one memory into eight, with a thread an end, so that both cores copy all the time. What a round does to
  * the bytes has no part in it; on one host that shares two cores with the transfer, and cannot hide behind it as it does
- * where learners have machines of their own.
+ * where learners have machines of their own. Its sockets are as the system sets them up; where that is with pacing (common/socket.h)
+ * it is slower for that, and `raw_tcp_round_reno`, the same over sockets set up as ours are, is the stricter floor.
  * By hand (round_by_hand.h): the same with the work on the bytes that no round can do without: deltas, merge, outer step, copy
  * into the parameters. What is left between it and a round are frames, checksums, masks, and that one thread serves all.
  * Gloo (gloo_rounds.py): an all-reduce between 8 processes, which is a floor again, and the whole outer step as PyTorch's users
@@ -103,7 +104,7 @@ static const struct form {
     [INT4] = {"int4", "bf16", "round_int4_memory", DL_CODEC_INT4, DL_CODEC_BF16},
 };
 
-enum kind { RAW_F32, RAW_INT4, BY_HAND, GLOO, GLOO_SGD, GLOO_NESTEROV, ROUND_F32, ROUND_INT4, KINDS };
+enum kind { RAW_F32, RAW_RENO, RAW_INT4, BY_HAND, GLOO, GLOO_SGD, GLOO_NESTEROV, ROUND_F32, ROUND_INT4, KINDS };
 
 static struct series { /* One kind of round, an entry a turn. */
     const char *name;
@@ -111,10 +112,15 @@ static struct series { /* One kind of round, an entry a turn. */
     double seconds[TURNS], cpu[TURNS];
     struct bench_stats of_seconds, of_cpu;
 } series[KINDS] = {
-    [RAW_F32] = {.name = "raw_tcp_round"}, [RAW_INT4] = {.name = "raw_tcp_round_int4"},
-    [BY_HAND] = {.name = "by_hand"},       [GLOO] = {.name = "gloo_all_reduce"},
-    [GLOO_SGD] = {.name = "gloo_outer"},   [GLOO_NESTEROV] = {.name = "gloo_outer_nesterov"},
-    [ROUND_F32] = {.name = "round_f32"},   [ROUND_INT4] = {.name = "round_int4"},
+    [RAW_F32] = {.name = "raw_tcp_round"},
+    [RAW_RENO] = {.name = "raw_tcp_round_reno"},
+    [RAW_INT4] = {.name = "raw_tcp_round_int4"},
+    [BY_HAND] = {.name = "by_hand"},
+    [GLOO] = {.name = "gloo_all_reduce"},
+    [GLOO_SGD] = {.name = "gloo_outer"},
+    [GLOO_NESTEROV] = {.name = "gloo_outer_nesterov"},
+    [ROUND_F32] = {.name = "round_f32"},
+    [ROUND_INT4] = {.name = "round_int4"},
 };
 
 static const struct figure { /* Our round, by its time and as a ratio to another one's. */
@@ -122,6 +128,7 @@ static const struct figure { /* Our round, by its time and as a ratio to another
     enum kind of, to;
 } figures[] = {
     {"round_f32", ROUND_F32, RAW_F32},
+    {"round_f32_raw_reno", ROUND_F32, RAW_RENO},
     {"round_int4", ROUND_INT4, ROUND_F32},
     {"round_f32_by_hand", ROUND_F32, BY_HAND},
     {"round_f32_gloo", ROUND_F32, GLOO},
@@ -145,9 +152,9 @@ static uint64_t encoded_bytes(enum dl_codec codec)
     return dl_codec_bytes(codec, contest.by_hand.elements);
 }
 
-static double raw_seconds(int form, double *cpu)
+static double raw_seconds(int form, bool unpaced, double *cpu)
 {
-    return rig_raw_round(&contest.raw, encoded_bytes(forms[form].up), encoded_bytes(forms[form].down), cpu);
+    return rig_raw_round(&contest.raw, unpaced, encoded_bytes(forms[form].up), encoded_bytes(forms[form].down), cpu);
 }
 
 /* CPU is that of syncer and learners. */
@@ -168,8 +175,9 @@ static void take_turn(enum kind kind)
         return;
     }
     switch (kind) {
-    case RAW_F32: seconds = raw_seconds(F32, &cpu); break;
-    case RAW_INT4: seconds = raw_seconds(INT4, &cpu); break;
+    case RAW_F32: seconds = raw_seconds(F32, false, &cpu); break;
+    case RAW_RENO: seconds = raw_seconds(F32, true, &cpu); break;
+    case RAW_INT4: seconds = raw_seconds(INT4, false, &cpu); break;
     case BY_HAND: seconds = by_hand_round(&contest.by_hand, &cpu); break;
     case GLOO: seconds = gloo_run(&contest.gloo, "all_reduce", &cpu); break;
     case GLOO_SGD: seconds = gloo_run(&contest.gloo, "sgd", &cpu); break;
@@ -198,7 +206,8 @@ static void open_contest(void)
         rig_run_rounds(&contest.rigs[f], ROUNDS_A_TURN); /* All memory has been used once. */
     }
     double cpu;
-    (void)raw_seconds(F32, &cpu);
+    (void)raw_seconds(F32, false, &cpu);
+    (void)raw_seconds(F32, true, &cpu);
     (void)by_hand_round(&contest.by_hand, &cpu);
 }
 

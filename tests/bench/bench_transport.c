@@ -5,7 +5,11 @@
  * The other end is another process that does as little as possible (it discards pushes unread, and sends updates that
  * were framed before), so that CPU time and rate are the library's: pushes are hashed, framed and sent; updates
  * are received in place and checked (chunk by chunk, and as a whole). The trainer's own work (encoding, applying)
- * is not in these figures: it is reported apart. CPU is that of the network thread alone, or of the raw TCP loop. */
+ * is not in these figures: it is reported apart. CPU is that of the network thread alone, or of the raw TCP loop.
+ *
+ * Raw sockets are as the system sets them up, the other end's is set up as a syncer's when it plays one (common/socket.h). Where
+ * the system's own way paces, raw connections pay for that; `..._reno` are the same figures of ours beside raw connections that are
+ * set up as ours are: the stricter ratio. */
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
@@ -14,6 +18,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "common/socket.h"
 #include "common/ws.h"
 #include "tests/bench/bench.h"
 #include "tests/unit/fake_syncer.h"
@@ -231,16 +236,29 @@ static void peer_raw(struct fake_conn *conn, char mode)
     fake_write(conn, "k", 1);
 }
 
-static void peer_main(int plain, int secure, SSL_CTX *tls, int result)
+/* Listening sockets [unpaced][with TLS]: as the system sets them up, as a syncer does. */
+struct ports {
+    int fds[2][2];
+    uint16_t numbers[2][2];
+};
+
+static void peer_main(const struct ports *ports, SSL_CTX *tls, int result)
 {
     struct fake_syncer *syncer = fake_new(TENSORS);
     struct fake_conn *conn = &syncer->conns[0];
     conn->syncer = syncer;
     for (;;) {
-        struct pollfd polls[2] = {{.fd = plain, .events = POLLIN}, {.fd = secure, .events = POLLIN}};
-        poll(polls, 2, -1);
-        bool is_secure = polls[0].revents == 0;
-        conn->fd = accept(is_secure ? secure : plain, NULL, NULL);
+        struct pollfd polls[4];
+        for (int i = 0; i < 4; i++) {
+            polls[i] = (struct pollfd){.fd = ports->fds[i / 2][i % 2], .events = POLLIN};
+        }
+        poll(polls, 4, -1);
+        int ready = 0;
+        while (ready < 3 && polls[ready].revents == 0) {
+            ready++;
+        }
+        bool is_secure = ready % 2 == 1;
+        conn->fd = accept(polls[ready].fd, NULL, NULL);
         int one = 1;
         setsockopt(conn->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         conn->ssl = NULL;
@@ -271,12 +289,15 @@ static void peer_main(int plain, int secure, SSL_CTX *tls, int result)
 /* --- this end
  * --------------------------------------------------------------------------------------------------------- */
 
-static int listener(uint16_t *port)
+static int listener(bool unpaced, uint16_t *port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address;
     int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (unpaced) {
+        dl_socket_prepare(fd, (const struct sockaddr *)&address);
+    }
     if (bind(fd, (struct sockaddr *)&address, size) != 0 || listen(fd, 4) != 0) {
         perror("bench: listen");
         exit(1);
@@ -315,13 +336,16 @@ static size_t raw_move(int fd, SSL *ssl, bool sends, void *bytes, size_t size)
     return (size_t)moved;
 }
 
-static struct cost raw(uint16_t port, const char *ca_file, char mode)
+static struct cost raw(bool unpaced, uint16_t port, const char *ca_file, char mode)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     uint8_t *memory = dl_alloc_large(TENSOR_BYTES); /* As large as a fragment: nothing comes from the cache. */
     memset(memory, 1, TENSOR_BYTES);                /* No page is fresh when the bytes come. */
+    if (unpaced) {
+        dl_socket_prepare(fd, (const struct sockaddr *)&address);
+    }
     if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
         perror("bench: connect");
         exit(1);
@@ -447,12 +471,77 @@ static struct costs costs_of(const struct cost runs[TURNS_MAX], uint32_t turns)
     return (struct costs){bench_stats_of(rates, turns), bench_stats_of(cpu, turns)};
 }
 
-static void report_costs(struct bench_report *report, const char *rate_name, const char *cpu_name, struct costs costs,
-                         const char *rate_to, const char *cpu_to, struct costs yardstick)
+/* What is measured in turn. */
+enum kind { SEND, SEND_RENO, PUSH, RECEIVE, RECEIVE_RENO, BROADCAST, KINDS };
+
+static const struct kind_of {
+    const char *rate[2], *cpu[2]; /* Names; plain, with TLS. */
+} kinds[KINDS] = {
+    [SEND] = {{"tcp_send_rate", "tls_send_rate"}, {"tcp_send_cpu", "tls_send_cpu"}},
+    [SEND_RENO] = {{"tcp_send_rate_reno", "tls_send_rate_reno"}, {"tcp_send_cpu_reno", "tls_send_cpu_reno"}},
+    [PUSH] = {{"push_rate", "push_rate_tls"}, {"push_cpu", "push_cpu_tls"}},
+    [RECEIVE] = {{"tcp_receive_rate", "tls_receive_rate"}, {"tcp_receive_cpu", "tls_receive_cpu"}},
+    [RECEIVE_RENO] = {{"tcp_receive_rate_reno", "tls_receive_rate_reno"},
+                      {"tcp_receive_cpu_reno", "tls_receive_cpu_reno"}},
+    [BROADCAST] = {{"broadcast_rate", "broadcast_rate_tls"}, {"broadcast_cpu", "broadcast_cpu_tls"}},
+};
+
+static const struct figure { /* A kind as a ratio to another one; names where they are not the kind's own. */
+    enum kind of, to;
+    const char *rate[2], *cpu[2];
+} figures[] = {
+    {PUSH, SEND, {NULL}, {NULL}},
+    {BROADCAST, RECEIVE, {NULL}, {NULL}},
+    {PUSH, SEND_RENO, {"push_rate_reno", "push_rate_tls_reno"}, {"push_cpu_reno", "push_cpu_tls_reno"}},
+    {BROADCAST,
+     RECEIVE_RENO,
+     {"broadcast_rate_reno", "broadcast_rate_tls_reno"},
+     {"broadcast_cpu_reno", "broadcast_cpu_tls_reno"}},
+};
+
+static struct cost take_turn(enum kind kind, const struct ports *ports, bool secure, const char *ca_file, int result)
 {
-    bench_add_spread(report, rate_name, costs.gb_per_s, "GB/s", rate_to, costs.gb_per_s.max / yardstick.gb_per_s.max);
-    bench_add_spread(report, cpu_name, costs.cpu_s_per_gb, "CPU s/GB", cpu_to,
-                     costs.cpu_s_per_gb.min / yardstick.cpu_s_per_gb.min);
+    uint16_t port = ports->numbers[kind != SEND && kind != RECEIVE][secure];
+    switch (kind) {
+    case SEND: return raw(false, port, ca_file, 's');
+    case SEND_RENO: return raw(true, port, ca_file, 's');
+    case PUSH: return push(port, ca_file, result);
+    case RECEIVE: return raw(false, port, ca_file, 'r');
+    case RECEIVE_RENO: return raw(true, port, ca_file, 'r');
+    case BROADCAST: return broadcast(port, ca_file, result);
+    case KINDS: break;
+    }
+    abort();
+}
+
+static void compare(struct bench_report *report, const struct ports *ports, bool secure, const char *ca_file,
+                    int result, uint32_t turns)
+{
+    static struct cost runs[KINDS][TURNS_MAX];
+    struct costs costs[KINDS];
+    for (uint32_t i = 0; i < turns; i++) {
+        for (enum kind kind = 0; kind < KINDS; kind++) {
+            runs[kind][i] = take_turn(kind, ports, secure, ca_file, result);
+        }
+    }
+    for (enum kind kind = 0; kind < KINDS; kind++) {
+        costs[kind] = costs_of(runs[kind], turns);
+        if (kind != PUSH && kind != BROADCAST) {
+            bench_add_spread(report, kinds[kind].rate[secure], costs[kind].gb_per_s, "GB/s", NULL, 0);
+            bench_add_spread(report, kinds[kind].cpu[secure], costs[kind].cpu_s_per_gb, "CPU s/GB", NULL, 0);
+        }
+    }
+    for (size_t i = 0; i < DL_COUNT_OF(figures); i++) {
+        const struct figure *figure = &figures[i];
+        const struct kind_of *of = &kinds[figure->of], *to = &kinds[figure->to];
+        const struct costs *ours = &costs[figure->of], *theirs = &costs[figure->to];
+        const char *rate = figure->rate[secure] != NULL ? figure->rate[secure] : of->rate[secure];
+        const char *cpu = figure->cpu[secure] != NULL ? figure->cpu[secure] : of->cpu[secure];
+        bench_add_spread(report, rate, ours->gb_per_s, "GB/s", to->rate[secure],
+                         ours->gb_per_s.max / theirs->gb_per_s.max);
+        bench_add_spread(report, cpu, ours->cpu_s_per_gb, "CPU s/GB", to->cpu[secure],
+                         ours->cpu_s_per_gb.min / theirs->cpu_s_per_gb.min);
+    }
 }
 
 int main(int argc, char **argv)
@@ -467,15 +556,18 @@ int main(int argc, char **argv)
     fake_certificate(folder, "server", "IP:127.0.0.1");
     snprintf(ca_file, sizeof ca_file, "%s/server.pem", folder);
     SSL_CTX *tls = fake_server_tls(folder, "server", false);
-    uint16_t plain_port, secure_port;
-    int plain = listener(&plain_port), secure = listener(&secure_port), result[2];
+    struct ports ports;
+    int result[2];
+    for (int i = 0; i < 4; i++) {
+        ports.fds[i / 2][i % 2] = listener(i / 2 == 1, &ports.numbers[i / 2][i % 2]);
+    }
     if (pipe(result) != 0) {
         return 1;
     }
     piece_memory = dl_alloc_aligned(PIECE + 4096);
     pid_t peer = fork();
     if (peer == 0) {
-        peer_main(plain, secure, tls, result[1]);
+        peer_main(&ports, tls, result[1]);
         return 0;
     }
     for (int i = 0; i < TENSORS; i++) {
@@ -484,29 +576,9 @@ int main(int argc, char **argv)
     }
     struct bench_report report = {0};
     for (int with_tls = 0; with_tls < 2; with_tls++) {
-        static const char *const names[2][8] = {{"tcp_send_rate", "tcp_send_cpu", "tcp_receive_rate", "tcp_receive_cpu",
-                                                 "push_rate", "push_cpu", "broadcast_rate", "broadcast_cpu"},
-                                                {"tls_send_rate", "tls_send_cpu", "tls_receive_rate", "tls_receive_cpu",
-                                                 "push_rate_tls", "push_cpu_tls", "broadcast_rate_tls",
-                                                 "broadcast_cpu_tls"}};
-        if (strcmp(only, with_tls ? "plain" : "tls") == 0) {
-            continue;
+        if (strcmp(only, with_tls ? "plain" : "tls") != 0) {
+            compare(&report, &ports, with_tls, with_tls ? ca_file : NULL, result[0], turns);
         }
-        const char *const *name = names[with_tls], *ca = with_tls ? ca_file : NULL;
-        uint16_t port = with_tls ? secure_port : plain_port;
-        struct cost runs[4][TURNS_MAX];
-        for (uint32_t i = 0; i < turns; i++) {
-            runs[0][i] = raw(port, ca, 's');
-            runs[2][i] = push(port, ca, result[0]);
-            runs[1][i] = raw(port, ca, 'r');
-            runs[3][i] = broadcast(port, ca, result[0]);
-        }
-        struct costs raw_send = costs_of(runs[0], turns), raw_receive = costs_of(runs[1], turns);
-        struct costs pushed = costs_of(runs[2], turns), heard = costs_of(runs[3], turns);
-        report_costs(&report, name[0], name[1], raw_send, NULL, NULL, raw_send);
-        report_costs(&report, name[2], name[3], raw_receive, NULL, NULL, raw_receive);
-        report_costs(&report, name[4], name[5], pushed, name[0], name[1], raw_send);
-        report_costs(&report, name[6], name[7], heard, name[2], name[3], raw_receive);
     }
     kill(peer, SIGKILL);
     waitpid(peer, NULL, 0);

@@ -60,7 +60,7 @@ static inline void by_hand_open(struct by_hand *all, uint64_t rows, uint64_t col
     pthread_barrier_init(&all->here, NULL, BY_HAND_PEERS);
     for (uint32_t i = 0; i < BY_HAND_PEERS; i++) {
         int fds[2];
-        rig_raw_pair(fds);
+        rig_raw_pair(fds, false);
         all->learners[i] = (struct by_hand_end){all, i, fds[0]};
         all->hosts[i] = (struct by_hand_end){all, i, fds[1]};
         float **const arrays[] = {&all->parameters[i], &all->base[i], &all->spare[i], &all->received[i]};

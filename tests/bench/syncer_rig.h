@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "common/socket.h"
 #include "tests/bench/bench.h"
 #include "worker/link/diloco.h"
 
@@ -25,6 +26,7 @@
 #define RIG_FRAGMENTS_MAX 8
 #define RIG_SHARDS_MAX 4
 #define RIG_TEXT_BYTES 262144
+#define RIG_SOON_STEPS 8          /* After an update: those that the next round waits for. */
 #define RIG_ROUND_SECONDS_MAX 180 /* For one round: of 8 x 100 MB on a machine with much else to do. */
 
 struct rig_setup {
@@ -33,6 +35,7 @@ struct rig_setup {
     const char *compression, *broadcast;
     bool durable, held; /* held: learners stand still until rig_run_rounds. */
     uint32_t pause_us;  /* Between two steps. */
+    uint32_t soon_us;   /* After each of the first steps that follow an update; 0: pause_us. */
     uint32_t shards;    /* 0 is 1. */
 };
 
@@ -79,7 +82,8 @@ static inline struct rig_setup rig_setup_of_round(const char *program, const cha
                               .columns = 4000,
                               .compression = compression,
                               .broadcast = broadcast,
-                              .pause_us = 5000}; /* Steps: still more of them than any trainer makes. */
+                              .pause_us = 5000, /* Steps: still more of them than any trainer makes. */
+                              .soon_us = 1000}; /* They train nothing, so that the next round need not wait for them. */
 }
 
 /* Memory that has been used before, in large pages where there are any, as the built-in trainer's is. */
@@ -211,7 +215,8 @@ static inline double rig_memory_mb(pid_t pid, const char *key)
     return kib * 1024e-6;
 }
 
-static inline int rig_connect(const char *where)
+/* `unpaced`: as syncer and learners set up connections within a machine (dl_socket_prepare), else as the system does. */
+static inline int rig_connect(const char *where, bool unpaced)
 {
     char host[64];
     snprintf(host, sizeof host, "%s", where);
@@ -221,6 +226,9 @@ static inline int rig_connect(const char *where)
     peer.sin_port = htons((uint16_t)strtoul(colon + 1, NULL, 10));
     inet_pton(AF_INET, host, &peer.sin_addr);
     int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (unpaced) {
+        dl_socket_prepare(fd, (const struct sockaddr *)&peer);
+    }
     if (connect(fd, (struct sockaddr *)&peer, sizeof peer) != 0) {
         rig_fail("bench: connect");
     }
@@ -232,7 +240,7 @@ static inline void rig_get(const struct rig *rig, const char *path, char *text, 
 {
     char request[128];
     snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\r\n", path);
-    int fd = rig_connect(rig->address);
+    int fd = rig_connect(rig->address, false);
     size_t used = 0;
     ssize_t got = send(fd, request, strlen(request), 0);
     while (got > 0 && used < size - 1) {
@@ -318,6 +326,7 @@ static inline void *rig_learn(void *argument)
     }
     rig_must(diloco_join(d, &info, &error), &error);
     atomic_store(&self->updates, info.updates_total);
+    uint32_t soon = 0;
     while (!atomic_load(&rig->stop)) {
         if (info.updates_total >= atomic_load(&rig->updates_limit)) {
             rig_stand_still(rig, info.updates_total);
@@ -333,7 +342,8 @@ static inline void *rig_learn(void *argument)
         uint64_t seen = atomic_load(&rig->last_round);
         while (info.last_round > seen && !atomic_compare_exchange_weak(&rig->last_round, &seen, info.last_round)) {
         }
-        usleep(s->pause_us);
+        soon = info.updates_applied > 0 ? RIG_SOON_STEPS : soon > 0 ? soon - 1 : 0;
+        usleep(soon > 0 && s->soon_us > 0 ? s->soon_us : s->pause_us);
     }
     diloco_close(d);
     for (uint32_t p = 0; p < s->fragments; p++) {
@@ -473,20 +483,23 @@ static inline void *rig_raw_move(void *argument)
     return NULL;
 }
 
-/* A connected pair over loopback TCP. */
-static inline void rig_raw_pair(int fds[2])
+/* A connected pair over loopback TCP; `unpaced`: see rig_connect. */
+static inline void rig_raw_pair(int fds[2], bool unpaced)
 {
     struct sockaddr_in local = {.sin_family = AF_INET};
     local.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof local;
     char where[64];
     int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (unpaced) {
+        dl_socket_prepare(listener, (const struct sockaddr *)&local);
+    }
     if (bind(listener, (struct sockaddr *)&local, size) != 0 || listen(listener, 1) != 0 ||
         getsockname(listener, (struct sockaddr *)&local, &size) != 0) {
         rig_fail("bench: listen");
     }
     snprintf(where, sizeof where, "127.0.0.1:%u", ntohs(local.sin_port));
-    fds[0] = rig_connect(where);
+    fds[0] = rig_connect(where, unpaced);
     fds[1] = accept(listener, NULL, NULL);
     if (fds[1] < 0) {
         rig_fail("bench: accept");
@@ -498,7 +511,7 @@ static inline void rig_raw_pair(int fds[2])
 static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
 {
     int fds[2];
-    rig_raw_pair(fds);
+    rig_raw_pair(fds, false);
     struct rig_raw ends[2];
     for (int i = 0; i < 2; i++) {
         ends[i] = (struct rig_raw){
@@ -518,11 +531,12 @@ static inline double rig_raw_receive_cpu(uint64_t bytes, uint64_t window)
 }
 
 /* What a round moves, over plain TCP: bytes from each of `peers` into memory of its own at one host, then bytes of one memory
- * of the host to each. One thread an end, all connections at once. Connections and memory stay from one measurement to the next,
+ * of the host to each. One thread an end, all connections at once. There are two sets of connections: as the system sets them up,
+ * and unpaced, as ours are. Connections and memory stay from one measurement to the next,
  * as those of learners and syncer do: fresh memory costs more than the bytes. */
 struct rig_raw_round {
     uint32_t peers;
-    int fds[RIG_LEARNERS_MAX][2]; /* Of peer and host. */
+    int fds[2][RIG_LEARNERS_MAX][2]; /* Unpaced or not; of peer and host. */
     uint8_t *of_peer[RIG_LEARNERS_MAX], *of_host[RIG_LEARNERS_MAX], *shared;
 };
 
@@ -530,7 +544,8 @@ static inline void rig_raw_round_open(struct rig_raw_round *raw, uint32_t peers,
 {
     *raw = (struct rig_raw_round){.peers = peers, .shared = rig_memory(bytes_max)};
     for (uint32_t i = 0; i < peers; i++) {
-        rig_raw_pair(raw->fds[i]);
+        rig_raw_pair(raw->fds[false][i], false);
+        rig_raw_pair(raw->fds[true][i], true);
         raw->of_peer[i] = rig_memory(bytes_max);
         raw->of_host[i] = rig_memory(bytes_max);
     }
@@ -539,8 +554,10 @@ static inline void rig_raw_round_open(struct rig_raw_round *raw, uint32_t peers,
 static inline void rig_raw_round_close(struct rig_raw_round *raw)
 {
     for (uint32_t i = 0; i < raw->peers; i++) {
-        close(raw->fds[i][0]);
-        close(raw->fds[i][1]);
+        for (int end = 0; end < 2; end++) {
+            close(raw->fds[false][i][end]);
+            close(raw->fds[true][i][end]);
+        }
         free(raw->of_peer[i]);
         free(raw->of_host[i]);
     }
@@ -548,7 +565,7 @@ static inline void rig_raw_round_close(struct rig_raw_round *raw)
 }
 
 /* One way of it; the CPU seconds of both ends. */
-static inline double rig_raw_way(const struct rig_raw_round *raw, bool up, uint64_t bytes)
+static inline double rig_raw_way(const struct rig_raw_round *raw, bool unpaced, bool up, uint64_t bytes)
 {
     static pthread_t threads[2 * RIG_LEARNERS_MAX];
     static struct rig_raw ends[2 * RIG_LEARNERS_MAX];
@@ -557,7 +574,7 @@ static inline double rig_raw_way(const struct rig_raw_round *raw, bool up, uint6
         uint32_t peer = i / 2;
         bool is_peer = i % 2 == 0;
         uint8_t *of_host = up ? raw->of_host[peer] : raw->shared;
-        ends[i] = (struct rig_raw){.fd = raw->fds[peer][i % 2],
+        ends[i] = (struct rig_raw){.fd = raw->fds[unpaced][peer][i % 2],
                                    .bytes = bytes,
                                    .window = bytes,
                                    .memory = is_peer ? raw->of_peer[peer] : of_host,
@@ -574,10 +591,11 @@ static inline double rig_raw_way(const struct rig_raw_round *raw, bool up, uint6
 }
 
 /* Seconds that one takes; `cpu`: CPU seconds of all ends. */
-static inline double rig_raw_round(const struct rig_raw_round *raw, uint64_t up, uint64_t down, double *cpu)
+static inline double rig_raw_round(const struct rig_raw_round *raw, bool unpaced, uint64_t up, uint64_t down,
+                                   double *cpu)
 {
     int64_t start = dl_now_ns();
-    *cpu = rig_raw_way(raw, true, up) + rig_raw_way(raw, false, down);
+    *cpu = rig_raw_way(raw, unpaced, true, up) + rig_raw_way(raw, unpaced, false, down);
     return (double)(dl_now_ns() - start) * 1e-9;
 }
 
