@@ -90,7 +90,8 @@ struct op_job {
     uint32_t poll_shards; /* Of that one. */
     uint64_t poll_number;
     int64_t poll_due_ns, heard_ns;
-    uint32_t poll_failures;
+    uint32_t poll_failures; /* In a row, of all shards. */
+    char poll_error[200];   /* Of the last of them. */
     struct op_job_status view;
     int64_t order_due_ns; /* Next order to end. */
 

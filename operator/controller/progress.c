@@ -184,6 +184,11 @@ void op_progress_on_answer(struct op_controller *c, struct op_job *job, const st
             dl_warn("status not understood job=%s shard=%u error=\"%s\"", job->key, errand->shard, err.text);
         }
     }
+    if (result->rc != DL_OK) {
+        bool is_said = result->message[0] != 0;
+        snprintf(job->poll_error, sizeof job->poll_error, "%.*s", (int)sizeof job->poll_error - 1,
+                 is_said ? result->message : result->err.text);
+    }
     if (--poll->pending == 0) {
         conclude(c, job, op_loop_now_ns(c->loop));
     }

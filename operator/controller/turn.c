@@ -13,7 +13,8 @@
 
 #define JOB_PACE_NS INT64_C(40000000) /* Added for each job to the time between two writes of progress. */
 #define ADOPT_NS INT64_C(200000000)   /* A job's share of the time in which all parts are applied after a start. */
-#define SET_SLOW_NS (20 * OP_SECOND)  /* A set that has not made its pods for so long meets an obstacle. */
+#define SET_SLOW_NS (10 * OP_SECOND)  /* A set that has not made its pods for so long meets an obstacle. */
+#define SILENT_POLLS 4                /* Looks in vain, some 30 s, at syncers that are ready. */
 
 struct turn {
     struct op_controller *c;
@@ -66,6 +67,15 @@ static const struct op_learner_status *learner_of(const struct op_job *job, cons
 static bool is_heard(const struct turn *t)
 {
     return t->job->heard_ns != 0 && t->now_ns - t->job->heard_ns < OP_HEARD_NS;
+}
+
+static uint32_t count_syncers(const struct turn *t)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        count += t->bucket->pods[i]->pod.kind == OP_SYNCER ? 1 : 0;
+    }
+    return count;
 }
 
 static void observe(const struct turn *t, struct op_instance *instances)
@@ -287,19 +297,28 @@ static void find_problem(struct turn *t)
             return;
         }
     }
-    uint32_t syncers = 0;
+    uint32_t syncers = count_syncers(t);
     for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
         const struct op_held_pod *held = t->bucket->pods[i];
         uint32_t pool = pool_of(&job->wanted, held->pod.pool);
-        syncers += held->pod.kind == OP_SYNCER ? 1 : 0;
         op_problem_of_pod(&held->pod, held->name, held->pod.kind == OP_LEARNER && t->plan.pools[pool].scavenged > 0,
                           t->wall_ns, &t->problem);
     }
     bool is_late = job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns > SET_SLOW_NS;
     if (t->problem.reason[0] == 0 && syncers < t->plan.syncers_wanted && is_late && job->part_done[OP_PART_SET] != 0) {
         op_problem_set(&t->problem, "SyncersMissing",
-                       "StatefulSet %s-syncer has made %u of %u pods (kubectl describe statefulset %s-syncer)",
+                       "StatefulSet %s-syncer has made %u of %u pods: a quota or an admission policy may refuse them "
+                       "(kubectl describe statefulset %s-syncer)",
                        job->name, syncers, t->plan.syncers_wanted, job->name);
+    }
+    bool is_silent = job->poll_failures >= SILENT_POLLS && !is_heard(t) && t->plan.syncers_wanted > 0 &&
+                     t->plan.syncers_ready == t->plan.syncers_wanted;
+    if (t->problem.reason[0] == 0 && is_silent) {
+        op_problem_set(
+            &t->problem, "SyncersUnreachable",
+            "the operator cannot ask the syncers for their status, though they are ready: %s (network policies, "
+            "or the right to pods/proxy: operator.statusVia of the chart)",
+            job->poll_error);
     }
 }
 
@@ -466,8 +485,10 @@ static bool plan(struct turn *t)
     }
     job->wanted.started_ns = job->started_ns;
     job->wanted.capacity_changes = t->c->capacity_changes;
-    /* Pods need the token and the spec; addresses are names that are known before anybody listens there. */
-    job->wanted.endpoints_known = job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0;
+    /* Pods need the token and the spec; addresses are names that are known before anybody listens there. The syncers' pods
+     * are made first: where a quota has room for a few pods only, learners without a syncer are of no use. */
+    job->wanted.endpoints_known = job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0 &&
+                                  count_syncers(t) >= job->wanted.shards;
     observe(t, instances);
     note_last_words(t);
     op_progress_read(job, t->bucket, &progress);

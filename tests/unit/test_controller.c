@@ -373,6 +373,39 @@ static void test_refusals(void)
     }
 }
 
+/* K6: syncers that are ready and cannot be asked are a problem of their own, not learners that do not connect. */
+static void test_syncers_that_cannot_be_asked(void)
+{
+    struct world w;
+    char text[256];
+    world_start(&w);
+    w.syncer_says = NULL;
+    put_job(&w, TWO_LEARNERS);
+    UNTIL(&w, says(&w, "Degraded", "True/SyncersUnreachable"));
+    look(&w, "message", text);
+    CU_ASSERT_PTR_NOT_NULL(strstr(text, "no endpoints"));
+    w.syncer_says = training;
+    UNTIL(&w, says(&w, "Progressing", "True/Training") && !says(&w, "Degraded", "True/SyncersUnreachable"));
+    world_stop(&w);
+}
+
+/* Where there is room for few pods, those without which the others are of no use come first. */
+static void test_syncers_come_first(void)
+{
+    struct world w;
+    world_start(&w);
+    put_job(&w, TWO_LEARNERS);
+    bool has_set = RIG_UNTIL(&w.rig, is_there(&w, SET)); /* Nobody makes its pods. */
+    CU_ASSERT(has_set);
+    int64_t until_ns = dl_now_ns() + DL_NS_PER_SECOND / 2;
+    while (dl_now_ns() < until_ns) {
+        op_loop_turn(w.rig.loop, 10);
+    }
+    CU_ASSERT_EQUAL(fake_api_count(w.rig.api, PODS, NULL), 0);
+    UNTIL(&w, count_pods(&w, "learner") == 2 && count_pods(&w, "evaluator") == 1);
+    world_stop(&w);
+}
+
 static void test_suspend_and_resume(void)
 {
     struct world w;
@@ -528,8 +561,9 @@ static void test_advice_is_told_once_for_each_spec(void)
 UNIT_MAIN("controller", {"K10 job from apply to its end", test_job_from_apply_to_its_end},
           {"K1 lost learner is replaced alone", test_lost_learner_is_replaced_alone},
           {"a job that failed says why", test_a_job_that_failed_says_why}, {"K6 refusals", test_refusals},
-          {"K8 suspend and resume", test_suspend_and_resume}, {"scaling", test_scaling},
-          {"another operator takes over", test_another_operator_takes_over},
+          {"K6 syncers that cannot be asked", test_syncers_that_cannot_be_asked},
+          {"syncers come first", test_syncers_come_first}, {"K8 suspend and resume", test_suspend_and_resume},
+          {"scaling", test_scaling}, {"another operator takes over", test_another_operator_takes_over},
           {"parts that vanish", test_parts_that_vanish_come_back}, {"lost watches", test_lost_watches_lose_nothing},
           {"K10 deadline", test_deadline_orders_the_end}, {"K7 status sparingly", test_status_is_written_sparingly},
           {"advice", test_advice_is_told_once_for_each_spec})
