@@ -11,13 +11,13 @@
 #include "common/mem.h"
 #include "common/spec.h"
 #include "operator/cli/cli.h"
+#include "operator/local/checkpoints.h"
 #include "operator/local/exporter.h"
 #include "operator/local/rundir.h"
 #include "operator/local/shards.h"
 
 #define WAIT_SECONDS 60 /* For a checkpoint to be durable in every shard. */
 #define POLL_NS (50 * DL_NS_PER_MS)
-#define ID_BYTES 64
 
 static const char checkpoint_help[] =
     "diloco checkpoint [RUN] [--name NAME]: a consistent state over all shards of a run that goes on, kept until "
@@ -118,7 +118,8 @@ static enum dl_rc await(const struct op_rundir *dir, uint32_t shards, const char
     }
 }
 
-static enum dl_rc make(const struct op_rundir *dir, const char *name, char id[ID_BYTES], struct dl_err *err)
+static enum dl_rc make(const struct op_rundir *dir, const char *name, char id[OP_CHECKPOINT_ID_BYTES],
+                       struct dl_err *err)
 {
     char path[256];
     DL_AUTO_FREE char *answer = NULL;
@@ -127,7 +128,7 @@ static enum dl_rc make(const struct op_rundir *dir, const char *name, char id[ID
     if (rc != DL_OK) {
         return rc;
     }
-    snprintf(id, ID_BYTES, "%.*s", (int)strcspn(answer, "\r\n"), answer);
+    snprintf(id, OP_CHECKPOINT_ID_BYTES, "%.*s", (int)strcspn(answer, "\r\n"), answer);
     uint32_t shards = op_shards_count(dir);
     snprintf(path, sizeof path, "/checkpoint?id=%s", id);
     for (uint32_t s = 1; rc == DL_OK && s < shards; s++) {
@@ -137,35 +138,12 @@ static enum dl_rc make(const struct op_rundir *dir, const char *name, char id[ID
     return rc == DL_OK ? await(dir, shards, id, err) : rc;
 }
 
-/* The id of a checkpoint that is called by its name. */
-static enum dl_rc find_id(const struct op_rundir *dir, const char *wanted, char id[ID_BYTES], struct dl_err *err)
-{
-    DL_AUTO_FREE char *text = NULL;
-    enum dl_rc rc = op_shard_ask(dir, 0, false, "/checkpoints", &text, err);
-    if (rc != DL_OK) {
-        return rc;
-    }
-    cJSON *root = cJSON_Parse(text);
-    id[0] = 0;
-    for (cJSON *one = cJSON_GetArrayItem(cJSON_GetObjectItem(root, "checkpoints"), 0); one != NULL; one = one->next) {
-        const char *its = cJSON_GetStringValue(cJSON_GetObjectItem(one, "id"));
-        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(one, "name"));
-        bool is_it = its != NULL && (strcmp(its, wanted) == 0 || (name != NULL && strcmp(name, wanted) == 0));
-        if (is_it) {
-            snprintf(id, ID_BYTES, "%s", its);
-        }
-    }
-    cJSON_Delete(root);
-    return id[0] != 0 ? DL_OK
-                      : dl_err_set(err, DL_ENOTFOUND,
-                                   "there is no such checkpoint as '%.64s': `diloco checkpoint RUN --list` says which",
-                                   wanted);
-}
-
 static enum dl_rc drop(const struct op_rundir *dir, const char *wanted, struct dl_err *err)
 {
-    char path[256], id[ID_BYTES];
-    enum dl_rc rc = find_id(dir, wanted, id, err);
+    char path[256], id[OP_CHECKPOINT_ID_BYTES];
+    DL_AUTO_FREE char *list = NULL;
+    enum dl_rc rc = op_shard_ask(dir, 0, false, "/checkpoints", &list, err);
+    rc = rc == DL_OK ? op_checkpoint_find(list, wanted, id, err) : rc;
     snprintf(path, sizeof path, "/unpin?id=%.64s", rc == DL_OK ? id : "");
     for (uint32_t s = 0; rc == DL_OK && s < op_shards_count(dir); s++) {
         DL_AUTO_FREE char *ignored = NULL;
@@ -190,7 +168,7 @@ int op_cmd_checkpoint(int argc, char **argv)
     if (rc == DL_OK && arguments.is_list) {
         return export_or_fail("checkpoint", &dir, (const char *const[]){"--list", NULL});
     }
-    char id[ID_BYTES] = "";
+    char id[OP_CHECKPOINT_ID_BYTES] = "";
     if (rc == DL_OK && arguments.remove != NULL) {
         rc = drop(&dir, arguments.remove, &err);
     } else if (rc == DL_OK) {
@@ -220,7 +198,7 @@ int op_cmd_export(int argc, char **argv)
         return op_cli_fail("export", &err);
     }
     /* While the run goes on, "now" is a cut of its own; at rest, whatever is there is one. */
-    char id[ID_BYTES] = "";
+    char id[OP_CHECKPOINT_ID_BYTES] = "";
     bool is_own = arguments.checkpoint == NULL && make(&dir, "", id, &err) == DL_OK;
     const char *checkpoint = is_own ? id : arguments.checkpoint;
     int code = export_or_fail(

@@ -311,6 +311,10 @@ static enum dl_rc check_begin(struct sy_server *server, const char *name, uint64
     if (!is_name(name)) {
         return dl_err_set(err, DL_EINVAL, "a name has at most %d of A-Z a-z 0-9 . _ -", SY_STORE_NAME_MAX - 1);
     }
+    uint64_t as_id;
+    if (sy_checkpoint_id_parse(name, &as_id)) {
+        return dl_err_set(err, DL_EINVAL, "'%s' looks like a checkpoint's id; choose another name", name);
+    }
     for (uint32_t i = 0; i < server->checkpoints->count && name[0] != 0 && id == 0; i++) {
         if (strcmp(server->checkpoints->list[i].name, name) == 0) {
             return dl_err_set(err, DL_EINVAL, "there is a checkpoint of this name; choose another, or remove it first");

@@ -41,6 +41,7 @@ def test_checkpoints_while_it_trains(build):
         made = run.ask("checkpoint", "run", "--name", "first")
         one = re.search(r"checkpoint (\d+\.\d+)", made).group(1)
         check("of this name" in run.ask("checkpoint", "run", "--name", "first", code=2), "a name twice")
+        check("looks like" in run.ask("checkpoint", "run", "--name", "3.1", code=2), "a name like an id")
         listed = run.ask("checkpoint", "run", "--list")
         line = next(l for l in listed.splitlines() if l.startswith(one))
         check("first" in line and "complete" in line, line)

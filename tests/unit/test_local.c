@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "operator/local/chaos.h"
+#include "operator/local/checkpoints.h"
 #include "operator/local/control.h"
 #include "operator/local/estimate.h"
 #include "operator/local/pace.h"
@@ -552,8 +553,34 @@ static void test_estimate(void)
     CU_ASSERT_EQUAL(estimate.steps_per_learner + estimate.rounds, 0);
 }
 
-UNIT_MAIN("local", {"chaos in order of progress", test_chaos_in_order_of_progress},
-          {"chaos refuses", test_chaos_refuses}, {"pace before and after", test_pace_before_and_after},
+static void expect_checkpoint(const char *json, const char *wanted, enum dl_rc rc, const char *says)
+{
+    struct dl_err err = {0};
+    char id[OP_CHECKPOINT_ID_BYTES] = "none";
+    CU_ASSERT_EQUAL(op_checkpoint_find(json, wanted, id, &err), rc);
+    CU_ASSERT_PTR_NOT_NULL(strstr(rc == DL_OK ? id : err.text, says));
+    CU_ASSERT(rc == DL_OK || strcmp(id, "none") == 0);
+}
+
+static void test_which_checkpoint_is_meant(void)
+{
+    static const char json[] =
+        "{\"checkpoints\":[{\"id\":\"3.2\",\"name\":\"a\"},{\"id\":\"3.1\",\"name\":\"b\"},"
+        "{\"id\":\"2.7\",\"name\":\"a\"},{\"id\":\"2.1\",\"name\":\"3.1\"},{\"id\":\"1.1\",\"name\":\"\"}]}";
+    expect_checkpoint(json, "b", DL_OK, "3.1");
+    expect_checkpoint(json, "2.7", DL_OK, "2.7");
+    expect_checkpoint(json, "3.1", DL_OK, "3.1"); /* An id goes before a name. */
+    expect_checkpoint(json, "a", DL_EINVAL, "3.2, 2.7");
+    expect_checkpoint(json, "c", DL_ENOTFOUND, "'c'");
+    expect_checkpoint(json, "", DL_ENOTFOUND, "no such"); /* Not the one without a name. */
+    expect_checkpoint("{\"checkpoints\":[]}", "a", DL_ENOTFOUND, "'a'");
+    expect_checkpoint("{}", "a", DL_EPROTO, "cannot be read");
+    expect_checkpoint("[", "a", DL_EPROTO, "cannot be read");
+}
+
+UNIT_MAIN("local", {"which checkpoint is meant", test_which_checkpoint_is_meant},
+          {"chaos in order of progress", test_chaos_in_order_of_progress}, {"chaos refuses", test_chaos_refuses},
+          {"pace before and after", test_pace_before_and_after},
           {"pace forgets the oldest", test_pace_forgets_the_oldest}, {"formats", test_formats},
           {"frames fit every terminal", test_frames_fit_every_terminal},
           {"frame shows what matters", test_frame_shows_what_matters},
