@@ -40,9 +40,9 @@ void sim_report_json(struct dl_buf *out, const struct sim_record *record, const 
 {
     const struct sim_difference *difference = &result->difference;
     dl_buf_printf(out,
-                  "{\"replayed_rounds\":%" PRIu64 ",\"replay_mismatches\":%d,\"first_states\":%" PRIu64
-                  ",\"unverified\":%" PRIu64 ",\"left_out\":%u,\"shards\":%u,\"processes\":%u,\"steps\":%" PRIu64
-                  ",\"seconds\":%.3f,\"processes_peak\":%u,\"version_bytes_peak\":%" PRIu64,
+                  "{\"replayedRounds\":%" PRIu64 ",\"replayMismatches\":%d,\"firstStates\":%" PRIu64
+                  ",\"unverified\":%" PRIu64 ",\"leftOut\":%u,\"shards\":%u,\"processes\":%u,\"steps\":%" PRIu64
+                  ",\"seconds\":%.3f,\"processesPeak\":%u,\"versionBytesPeak\":%" PRIu64,
                   result->rounds, difference->found ? 1 : 0, result->first_states, result->unverified, result->left_out,
                   record->shards, result->processes, result->steps, seconds, result->processes_peak,
                   result->bytes_peak);

@@ -160,7 +160,7 @@ def test_back_to_a_checkpoint(build):
         check(not (run.dir / "rolling-back").exists(), "the mark of a roll-back under way is left")
         check(balance(run)["counted"] > coverage["counted"], "nothing counts any more")
         result = json.loads(run.ask("replay", "run", "--json", "--quiet"))
-        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] > at + 8, f"{result}")
+        check(result["replayMismatches"] == 0 and result["replayedRounds"] > at + 8, f"{result}")
 
 
 if __name__ == "__main__":

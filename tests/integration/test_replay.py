@@ -190,14 +190,14 @@ def check_altered_value(e):
 def check_merges_alone(e, made):
     """With the pushes that were kept: all merges without a step; what is damaged or gone is said, and spoils nothing else."""
     result = replay(e, "--verify-only")
-    check(result["replayed_rounds"] == made and result["steps"] == 0 and result["unverified"] == 0, f"{result}, {made} rounds")
+    check(result["replayedRounds"] == made and result["steps"] == 0 and result["unverified"] == 0, f"{result}, {made} rounds")
     folders = copies(e, "kept")
     last = rows(e, "select max(version) from commits where fragment = 0")[0][0]
     data = folders[0] / f"pushes-000-v{last - 3:010d}.bin"
     data.write_bytes(data.read_bytes()[:-5])
     result = replay(e, *folders, "--verify-only")
     # The version cannot be checked, nor what builds on it, until one whose predecessor's file is kept: the last.
-    check(result["unverified"] == 3 and result["replayed_rounds"] == made - 3, f"{result}, {made} rounds")
+    check(result["unverified"] == 3 and result["replayedRounds"] == made - 3, f"{result}, {made} rounds")
     fragment, version, learner = rows(e, "select fragment, version, learner from participants where version > 3 limit 1")[0]
     folders = copies(e, "kept-weight")
     alter(folders[0], "update participants set weight = weight * 2 where fragment = ? and version = ? and learner = ?",
@@ -259,25 +259,25 @@ def test_from_a_checkpoint(build):
         whole = replay(e)
         young = replay(e, "--from", "all-gone")
         print(whole, young)
-        check(young["replay_mismatches"] == 0 and young["replayed_rounds"] == after(gone) >= 30, f"{young}")
+        check(young["replayMismatches"] == 0 and young["replayedRounds"] == after(gone) >= 30, f"{young}")
         check(young["processes"] == 2 and whole["processes"] == 4, f"{young['processes']} of {whole['processes']} processes")
-        check(whole["left_out"] == young["left_out"] == 0, f"{whole} {young}")
+        check(whole["leftOut"] == young["leftOut"] == 0, f"{whole} {young}")
         across = replay(e, "--from", "training")
-        check(across["replay_mismatches"] == 0 and across["replayed_rounds"] == after(training) >= 10, f"{across}")
-        check(across["left_out"] == 2 and across["processes"] == across["steps"] == 0, f"{across}")
+        check(across["replayMismatches"] == 0 and across["replayedRounds"] == after(training) >= 10, f"{across}")
+        check(across["leftOut"] == 2 and across["processes"] == across["steps"] == 0, f"{across}")
         bare = copies(e, "bare")
         for folder in bare:
             for file in folder.glob("pushes-*"):
                 file.unlink()
         refused = replay(e, *bare, "--from", "training", code=2)
         check("2 learner processes lived across the checkpoint" in refused["error"], f"{refused}")
-        check(replay(e, *bare, "--from", "all-gone")["replayed_rounds"] == after(gone), "young learners' pushes are not needed")
+        check(replay(e, *bare, "--from", "all-gone")["replayedRounds"] == after(gone), "young learners' pushes are not needed")
         altered = copies(e, "altered")
         alter(altered[0], "update participants set weight = weight + 1 where (fragment, version, learner, admission) = (select "
                           "fragment, version, learner, admission from participants order by version desc limit 1)")
-        check(replay(e, *altered, "--from", "training", code=1)["replay_mismatches"] == 1, "an altered weight is not caught")
+        check(replay(e, *altered, "--from", "training", code=1)["replayMismatches"] == 1, "an altered weight is not caught")
         merges = replay(e, "--from", training, "--verify-only")
-        check(merges["replayed_rounds"] == after(training) >= 10 and merges["unverified"] == 0, f"{merges}")
+        check(merges["replayedRounds"] == after(training) >= 10 and merges["unverified"] == 0, f"{merges}")
 
 
 def test_what_cannot_be_executed_says_why(build):
@@ -317,20 +317,20 @@ def test_faulty_run_replays_to_the_bit(build):
         made = rows(e, "select count(*) from commits where round > 0")[0][0]
         result = replay(e)
         print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
-        check(result["replay_mismatches"] == 0, f"differs: {result}")
-        check(result["replayed_rounds"] == made and made >= 500, f"{result['replayed_rounds']} of {made} rounds replayed")
+        check(result["replayMismatches"] == 0, f"differs: {result}")
+        check(result["replayedRounds"] == made and made >= 500, f"{result['replayedRounds']} of {made} rounds replayed")
         uncounted = rows(e, "select count(*) from trace where kind = 'uncounted'")[0][0]
         print(f"{faults.leaves} leaves, {uncounted} of them pushed once more")
         check(result["processes"] >= 3 + 3 + 4, f"only {result['processes']} processes were executed again")
         quarter = rows(e, "select max(round) from commits")[0][0] // 4
         until = replay(e, "--until", str(quarter), "--threads", "1")
         expected = rows(e, "select count(*) from commits where round between 1 and ?", 0, quarter)[0][0]
-        check(until["replayed_rounds"] == expected and until["replay_mismatches"] == 0, f"until {quarter}: {until}")
+        check(until["replayedRounds"] == expected and until["replayMismatches"] == 0, f"until {quarter}: {until}")
         check_altered_tapes(e)
         check_altered_value(e)
         size = (e.folder / "state-0" / "tape.db").stat().st_size / made
         print(f"{size:.0f} bytes of tape a round")
-        note_figures(build, replayed_rounds=result["replayed_rounds"], replay_mismatches=result["replay_mismatches"],
+        note_figures(build, replayed_rounds=result["replayedRounds"], replay_mismatches=result["replayMismatches"],
                      tape_bytes_per_round=size)
 
 
@@ -344,7 +344,7 @@ def test_two_shards_rebase_and_bf16(build):
         result = replay(e, "--threads", "1")
         print(f"{faults.kills} kills, {faults.joins} joins, {faults.cuts} cuts, {faults.restarts} restarts: {result}")
         made = sum(rows(e, "select count(*) from commits where round > 0", shard)[0][0] for shard in range(2))
-        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] == made, f"{result}, {made} rounds")
+        check(result["replayMismatches"] == 0 and result["replayedRounds"] == made, f"{result}, {made} rounds")
         rebased = rows(e, "select count(*) from trace where kind = 'apply' and b > 0")[0][0]
         check(rebased > 20, f"only {rebased} updates were rebased")
         check_merges_alone(e, made)
@@ -358,7 +358,7 @@ def test_forms_that_wait(build):
         record(e, 2, ["kill", "cut", "cut"], every_rounds=6, rounds=60, seed=3)
         result = replay(e)
         made = rows(e, "select count(*) from commits where round > 0")[0][0]
-        check(result["replay_mismatches"] == 0 and result["replayed_rounds"] == made, f"{result}, {made} rounds")
+        check(result["replayMismatches"] == 0 and result["replayedRounds"] == made, f"{result}, {made} rounds")
         print(result)
 
 
