@@ -68,7 +68,8 @@ class Run:
         return self.output.read_text(errors="replace")
 
     def ask(self, *arguments, code=0):
-        done = subprocess.run([self.diloco, *arguments], cwd=self.folder, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([self.diloco, *arguments], cwd=self.folder, capture_output=True, text=True, errors="replace",
+                              timeout=20, check=False)  # A young model's text need not be UTF-8.
         check(done.returncode == code, f"{arguments}: exit code {done.returncode}, expected {code}: {done.stderr}")
         return done.stdout if code == 0 else done.stderr
 
