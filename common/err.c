@@ -68,26 +68,3 @@ enum dl_rc dl_err_wrap(struct dl_err *err, const char *fmt, ...)
     append(err->text, ": ", inner);
     return err->rc;
 }
-
-const char *dl_rc_name(enum dl_rc rc)
-{
-    switch (rc) {
-    case DL_OK: return "ok";
-    case DL_AGAIN: return "again";
-    case DL_EINVAL: return "invalid";
-    case DL_ENOMEM: return "no_memory";
-    case DL_EIO: return "io";
-    case DL_ENET: return "network";
-    case DL_ETIMEOUT: return "timeout";
-    case DL_ENOTFOUND: return "not_found";
-    case DL_EEXISTS: return "exists";
-    case DL_ECONFLICT: return "conflict";
-    case DL_EGONE: return "gone";
-    case DL_EDENIED: return "denied";
-    case DL_EPROTO: return "protocol";
-    case DL_ECORRUPT: return "corrupt";
-    case DL_EFULL: return "full";
-    case DL_EUNSUPPORTED: return "unsupported";
-    }
-    return "unknown";
-}

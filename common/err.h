@@ -56,7 +56,4 @@ enum dl_rc dl_err_errno(struct dl_err *err, enum dl_rc rc, int errno_value, cons
 enum dl_rc dl_err_wrap(struct dl_err *err, const char *fmt, ...) DL_PRINTF(2, 3);
 #endif
 
-/* The code's name in lower case without prefix ("invalid", "no_memory", ...), for logs, metrics and exit messages. */
-const char *dl_rc_name(enum dl_rc rc);
-
 #endif

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/enum_names.h"
 #include "common/hash.h"
 #include "common/le.h"
 #include "common/mem.h"
+#include "common/spec_table.h"
 
 #define IMBALANCE_MAX 0.03 /* Of the largest fragment over the mean, before tensors are split further. */
 #define SPLIT_MAX 32       /* Smallest piece for the sake of balance: 1/32 of the mean fragment. */
@@ -39,7 +39,8 @@ static uint64_t row_length(const struct dl_tensor *tensor)
 static enum dl_rc refuse_count(uint32_t wanted, enum dl_layout_kind kind, uint64_t largest, struct dl_err *err)
 {
     return dl_err_set(err, DL_EINVAL, "%u fragments with layout %s: some would be empty; at most %llu", wanted,
-                      dl_layout_kind_name(kind), (unsigned long long)DL_MIN(largest, DL_SPEC_FRAGMENTS_MAX));
+                      dl_spec_enum_name("sync.layout", (int)kind),
+                      (unsigned long long)DL_MIN(largest, DL_SPEC_FRAGMENTS_MAX));
 }
 
 /* --- balanced and tensor: greedy bin packing --- */

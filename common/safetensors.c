@@ -219,21 +219,10 @@ void dl_safetensors_close(struct dl_safetensors *file)
     free(file);
 }
 
-uint32_t dl_safetensors_count(const struct dl_safetensors *file)
-{
-    return file->count;
-}
-
 const struct dl_tensor *dl_safetensors_tensor(const struct dl_safetensors *file, uint32_t index)
 {
     assert(index < file->count);
     return &file->tensors[index];
-}
-
-enum dl_dtype dl_safetensors_dtype(const struct dl_safetensors *file, uint32_t index)
-{
-    assert(index < file->count);
-    return file->entries[index].dtype;
 }
 
 int64_t dl_safetensors_find(const struct dl_safetensors *file, const char *name)

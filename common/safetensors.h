@@ -37,9 +37,7 @@ DL_MUST_CHECK enum dl_rc dl_safetensors_write(const char *path, const struct dl_
 DL_MUST_CHECK enum dl_rc dl_safetensors_open(const char *path, struct dl_safetensors **out, struct dl_err *err);
 void dl_safetensors_close(struct dl_safetensors *file); /* NULL is fine. */
 
-uint32_t dl_safetensors_count(const struct dl_safetensors *file);
 const struct dl_tensor *dl_safetensors_tensor(const struct dl_safetensors *file, uint32_t index);
-enum dl_dtype dl_safetensors_dtype(const struct dl_safetensors *file, uint32_t index);
 /* Index of a name, or -1. */
 int64_t dl_safetensors_find(const struct dl_safetensors *file, const char *name);
 /* Value of a metadata key, borrowed, or NULL. */

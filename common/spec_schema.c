@@ -486,27 +486,3 @@ void dl_spec_crd_yaml(struct dl_buf *out)
     put_properties(out, 6, &spec, false);
     put_status(out);
 }
-
-enum dl_rc dl_spec_crd_json(char **out, struct dl_err *err)
-{
-    struct dl_buf yaml, json;
-    struct dl_node *root = NULL;
-    dl_buf_init(&yaml, DL_SPEC_CRD_BYTES_MAX);
-    dl_buf_init(&json, DL_SPEC_CRD_BYTES_MAX);
-    dl_spec_crd_yaml(&yaml);
-    enum dl_rc rc = yaml.failed ? dl_err_set(err, DL_ENOMEM, "no memory to write the CustomResourceDefinition")
-                                : dl_yaml_parse(yaml.data, yaml.size, "CustomResourceDefinition", &root, err);
-    if (rc == DL_OK) {
-        dl_node_to_json(root, &json);
-        char *text = dl_buf_take(&json);
-        if (text != NULL) {
-            *out = text;
-        } else {
-            rc = dl_err_set(err, DL_ENOMEM, "no memory to write the CustomResourceDefinition");
-        }
-    }
-    dl_node_free(root);
-    dl_buf_release(&yaml);
-    dl_buf_release(&json);
-    return rc;
-}

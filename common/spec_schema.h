@@ -14,7 +14,4 @@
 /* Appends crds/decoupleddilocojobs.yaml. */
 void dl_spec_crd_yaml(struct dl_buf *out);
 
-/* The same as JSON, as an API server takes it. Caller frees. */
-DL_MUST_CHECK enum dl_rc dl_spec_crd_json(char **out, struct dl_err *err);
-
 #endif

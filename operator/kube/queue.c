@@ -231,12 +231,6 @@ void op_queue_forget(struct op_queue *queue, const char *key)
     }
 }
 
-uint32_t op_queue_failures(const struct op_queue *queue, const char *key)
-{
-    const struct entry *entry = op_map_get(&queue->entries, key);
-    return entry == NULL ? 0 : entry->failures;
-}
-
 const char *op_queue_take(struct op_queue *queue, int64_t now_ns)
 {
     while (queue->heap_count > 0 && queue->heap[0]->due_ns <= now_ns) {
@@ -279,11 +273,6 @@ int64_t op_queue_next_ns(const struct op_queue *queue)
         return INT64_MIN;
     }
     return queue->heap_count > 0 ? queue->heap[0]->due_ns : INT64_MAX;
-}
-
-size_t op_queue_depth(const struct op_queue *queue)
-{
-    return queue->depth;
 }
 
 void op_queue_metrics(const struct op_queue *queue, int64_t now_ns, struct dl_metrics *metrics)

@@ -33,7 +33,6 @@ DL_MUST_CHECK enum dl_rc op_queue_add_at(struct op_queue *queue, const char *key
  * a tenth. */
 DL_MUST_CHECK enum dl_rc op_queue_retry(struct op_queue *queue, const char *key, int64_t now_ns, struct dl_err *err);
 void op_queue_forget(struct op_queue *queue, const char *key); /* It went well: the next failure starts at 5 ms. */
-uint32_t op_queue_failures(const struct op_queue *queue, const char *key);
 
 /* The next key that is due, now in work; NULL: none. Borrowed until op_queue_done of it. */
 const char *op_queue_take(struct op_queue *queue, int64_t now_ns);
@@ -42,7 +41,6 @@ void op_queue_done(struct op_queue *queue, const char *key, int64_t now_ns);
 
 /* When something is due: a time past means now; INT64_MAX: nothing waits. */
 int64_t op_queue_next_ns(const struct op_queue *queue);
-size_t op_queue_depth(const struct op_queue *queue); /* Keys that wait for now; those for later do not count. */
 
 /* workqueue_depth, workqueue_adds_total, workqueue_retries_total, workqueue_queue_duration_seconds,
  * workqueue_work_duration_seconds, workqueue_unfinished_work_seconds, workqueue_longest_running_processor_seconds,

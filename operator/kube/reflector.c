@@ -48,7 +48,7 @@ struct op_reflector {
     struct op_lines lines;
     enum stop_reason stop;
     char stop_text[256];
-    int64_t watch_started_ns, heard_ns;
+    int64_t watch_started_ns;
     uint32_t failures;
     struct dl_rng rng;
     struct op_reflector_stats stats;
@@ -286,7 +286,6 @@ static bool end_list(struct op_reflector *reflector)
 static void on_list(void *context, const struct op_result *result)
 {
     struct op_reflector *reflector = context;
-    struct op_loop *loop = op_client_loop(reflector->client);
     reflector->request = 0;
     enter(reflector);
     int64_t wait_ns = 0;
@@ -294,9 +293,7 @@ static void on_list(void *context, const struct op_result *result)
     if (is_taken && !reflector->was_freed && reflector->continue_token == NULL) {
         is_taken = end_list(reflector);
     }
-    if (is_taken) {
-        reflector->heard_ns = op_loop_now_ns(loop);
-    } else if (!reflector->was_freed) {
+    if (!is_taken && !reflector->was_freed) {
         struct dl_err err = result->err;
         if (result->rc == DL_OK) {
             dl_err_set(&err, DL_EPROTO, "list of %s: %s", reflector->options.resource->plural, reflector->stop_text);
@@ -419,7 +416,6 @@ static bool on_stream(void *context, const char *bytes, size_t size)
     struct op_reflector *reflector = context;
     struct dl_err err;
     enter(reflector);
-    reflector->heard_ns = op_loop_now_ns(op_client_loop(reflector->client));
     enum dl_rc rc = op_lines_feed(&reflector->lines, bytes, size, on_line, reflector, &err);
     if (rc != DL_OK && rc != DL_AGAIN && !reflector->was_freed) {
         stop_watch(reflector, STOP_BROKEN, err.text, strlen(err.text));
@@ -551,11 +547,6 @@ enum dl_rc op_reflector_new(struct op_client *client, const struct op_reflector_
 bool op_reflector_is_synced(const struct op_reflector *reflector)
 {
     return reflector->is_synced;
-}
-
-int64_t op_reflector_heard_ns(const struct op_reflector *reflector)
-{
-    return reflector->heard_ns;
 }
 
 size_t op_reflector_count(const struct op_reflector *reflector)

@@ -58,9 +58,7 @@ DL_MUST_CHECK enum dl_rc op_reflector_new(struct op_client *client, const struct
 void op_reflector_free(struct op_reflector *reflector); /* NULL is fine. Allowed within its callbacks. */
 
 bool op_reflector_is_synced(const struct op_reflector *reflector); /* At least one list was complete. */
-/* Nanoseconds (loop's clock) when the server was last heard; 0: never. */
-int64_t op_reflector_heard_ns(const struct op_reflector *reflector);
-size_t op_reflector_count(const struct op_reflector *reflector); /* Objects known. */
+size_t op_reflector_count(const struct op_reflector *reflector);   /* Objects known. */
 struct op_reflector_stats op_reflector_stats(const struct op_reflector *reflector);
 
 /* reflector_lists_total, reflector_watches_total, diloco_watch_events_total, diloco_watch_failures_total,

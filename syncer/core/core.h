@@ -201,7 +201,6 @@ void sy_core_on_stop_request(struct sy_core *core, int64_t now_ns, enum dl_stop_
 /* A checkpoint is wanted (or another shard has begun one): false when there was this cut, or a later one, already. */
 bool sy_core_on_cut(struct sy_core *core, int64_t now_ns, uint64_t id);
 void sy_core_on_marker(struct sy_core *core, int64_t now_ns, uint32_t member, const struct dl_wire_marker *marker);
-uint64_t sy_core_cut(const struct sy_core *core); /* The last one's id; 0: none. */
 uint64_t sy_core_cut_version(const struct sy_core *core, uint32_t fragment);
 /* Whether what comes from `member` now was on its way when the cut was made. */
 bool sy_core_is_channel_open(const struct sy_core *core, uint32_t member);

@@ -104,11 +104,6 @@ void sy_core_restore_cut(struct sy_core *core, uint64_t id)
     core->cut = id;
 }
 
-uint64_t sy_core_cut(const struct sy_core *core)
-{
-    return core->cut;
-}
-
 uint64_t sy_core_cut_version(const struct sy_core *core, uint32_t fragment)
 {
     uint32_t i = sy_fragment_local(core, fragment);

@@ -98,9 +98,6 @@ void sy_merge_free(struct sy_merge *merge); /* NULL is fine. */
 DL_MUST_CHECK enum dl_rc sy_merge_run(struct sy_merge *merge, const struct dl_sync_spec *sync,
                                       const struct sy_merge_job *job, struct sy_merge_stats *stats, struct dl_err *err);
 
-/* Orders by learner id, as sy_merge_run wants it. */
-void sy_merge_sort(struct sy_push *pushes, uint32_t push_count);
-
 /* The norm of a whole push: the root of the sum of its slices' sums of squares, in order. Not finite when any is not.
  */
 double sy_merge_norm(const double *sum_squares, uint32_t slice_count);
@@ -108,8 +105,5 @@ double sy_merge_norm(const double *sum_squares, uint32_t slice_count);
 /* Weight of a push: c_tokens * (c_tokens / c_steps), or 1 for equal weighting; times exp(-lambda * staleness),
  * staleness in versions. 0 when c_steps or c_tokens is 0. Equal bits everywhere: it does not use libm's exp. */
 double sy_merge_weight(const struct dl_sync_spec *sync, uint32_t c_steps, uint64_t c_tokens, uint64_t staleness);
-
-/* Hash of a fragment's values, seeded with its index: what dl_wire_evaluation's parameter_hash is made of. */
-uint64_t sy_merge_hash(const float *theta, uint64_t padded_elements, uint32_t fragment);
 
 #endif

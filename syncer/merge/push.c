@@ -1,21 +1,7 @@
 /* What is decided about a push before it is merged. */
 #include <math.h>
-#include <stdlib.h>
 
-#include "common/hash.h"
 #include "syncer/merge/merge.h"
-
-static int by_learner(const void *a, const void *b)
-{
-    const struct sy_push *left = a;
-    const struct sy_push *right = b;
-    return (left->learner > right->learner) - (left->learner < right->learner);
-}
-
-void sy_merge_sort(struct sy_push *pushes, uint32_t push_count)
-{
-    qsort(pushes, push_count, sizeof *pushes, by_learner);
-}
 
 double sy_merge_norm(const double *sum_squares, uint32_t slice_count)
 {
@@ -58,9 +44,4 @@ double sy_merge_weight(const struct dl_sync_spec *sync, uint32_t c_steps, uint64
     double tokens = (double)c_tokens;
     double weight = sync->merge.weighting == DL_WEIGHT_TOKENS ? tokens * (tokens / c_steps) : 1.0;
     return weight * exp_of_minus(sync->merge.staleness_decay * (double)staleness);
-}
-
-uint64_t sy_merge_hash(const float *theta, uint64_t padded_elements, uint32_t fragment)
-{
-    return dl_hash64(theta, (size_t)padded_elements * sizeof *theta, fragment);
 }

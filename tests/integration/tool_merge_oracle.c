@@ -46,7 +46,7 @@ __attribute__((noreturn)) static void fail(const char *what, const char *on)
 static void check(enum dl_rc rc, const struct dl_err *err)
 {
     if (rc != DL_OK) {
-        fail(dl_rc_name(rc), err->text);
+        fail("refused", err->text);
     }
 }
 
@@ -180,12 +180,18 @@ static void drop_pushes(struct script *script)
     script->push_count = 0;
 }
 
+static int by_learner(const void *a, const void *b)
+{
+    const struct sy_push *left = a, *right = b;
+    return (left->learner > right->learner) - (left->learner < right->learner);
+}
+
 static void on_round(struct script *script, FILE *out)
 {
     if (script->push_count == 0) {
         fail("a round without pushes", "");
     }
-    sy_merge_sort(script->pushes, script->push_count);
+    qsort(script->pushes, script->push_count, sizeof script->pushes[0], by_learner); /* As the core gives them. */
     struct sy_merge_job job = {.pushes = script->pushes,
                                .push_count = script->push_count,
                                .theta = script->theta,

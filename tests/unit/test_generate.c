@@ -27,7 +27,6 @@ static void test_generator_agrees_with_logits(void)
     for (size_t i = 0; i < DL_COUNT_OF(chunks); i++) {
         CU_ASSERT_EQUAL_FATAL(wk_generator_feed(generator, tokens + at, chunks[i], &logits, &err), DL_OK);
         at += chunks[i];
-        CU_ASSERT_EQUAL(wk_generator_position(generator), at);
         double worst = 0;
         for (uint32_t j = 0; j < 300; j++) {
             worst = fmax(worst, fabs((double)logits[j] - (double)all[(at - 1) * 300 + j]));

@@ -257,7 +257,6 @@ static void test_queue_keys_once(void)
     add(queue, "a", 1);
     add(queue, "b", 1);
     add(queue, "a", 2);
-    CU_ASSERT_EQUAL(op_queue_depth(queue), 2);
     CU_ASSERT(op_queue_next_ns(queue) <= 2);
     const char *first = op_queue_take(queue, 3);
     CU_ASSERT_STRING_EQUAL(first, "a");
@@ -298,7 +297,6 @@ static void test_queue_backoff(void)
     CU_ASSERT_EQUAL_FATAL(op_queue_new("jobs", &queue, NULL), DL_OK);
     int64_t now_ns = 0, expected_ns = OP_QUEUE_BACKOFF_FIRST_NS;
     for (uint32_t failure = 0; failure < 40; failure++) {
-        CU_ASSERT_EQUAL(op_queue_failures(queue, "a"), failure);
         CU_ASSERT_EQUAL(op_queue_retry(queue, "a", now_ns, NULL), DL_OK);
         int64_t wait_ns = op_queue_next_ns(queue) - now_ns;
         CU_ASSERT(wait_ns >= expected_ns && wait_ns <= expected_ns + expected_ns / 10);
@@ -309,10 +307,13 @@ static void test_queue_backoff(void)
     }
     CU_ASSERT_EQUAL(op_queue_retry(queue, "b", now_ns, NULL), DL_OK); /* Others are not held up. */
     CU_ASSERT(op_queue_next_ns(queue) - now_ns < 6 * MS);
+    now_ns = op_queue_next_ns(queue);
+    CU_ASSERT_STRING_EQUAL(op_queue_take(queue, now_ns), "b");
+    op_queue_done(queue, "b", now_ns);
     op_queue_forget(queue, "a");
-    CU_ASSERT_EQUAL(op_queue_failures(queue, "a"), 0);
     CU_ASSERT_EQUAL(op_queue_retry(queue, "a", now_ns, NULL), DL_OK);
-    op_queue_clear(queue); /* A standby holds nothing. */
+    CU_ASSERT(op_queue_next_ns(queue) - now_ns < 6 * MS); /* It begins anew. */
+    op_queue_clear(queue);                                /* A standby holds nothing. */
     CU_ASSERT_EQUAL(op_queue_next_ns(queue), INT64_MAX);
     op_queue_done(queue, "a", now_ns); /* What was in work when it was cleared. */
     op_queue_free(queue);

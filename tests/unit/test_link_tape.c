@@ -22,6 +22,18 @@ static void say_traced(uint32_t p, uint64_t version, uint64_t round, uint64_t ac
 }
 
 /* J9: what a push depends on goes before it, to every shard, once; and again after a reconnect until it is durable. */
+/* That some shard may lack. */
+static uint32_t pending_entries(void)
+{
+    struct dl_wire_trace *part = calloc(1, sizeof *part);
+    uint32_t count = 0;
+    for (uint64_t position = 0; wk_link_trace_next(link_, &position, part);) {
+        count += part->count;
+    }
+    free(part);
+    return count;
+}
+
 static void test_what_a_push_depends_on_goes_before_it(void)
 {
     begin(2);
@@ -60,16 +72,15 @@ static void test_what_a_push_depends_on_goes_before_it(void)
     expect_entry(0, 4, 0, "apply", 3, 1);
     CU_ASSERT_TRUE_FATAL(sends(0, DL_WIRE_PUSH));
     /* The other shard lacks all of it, whatever this one has. */
-    struct dl_trace_entry pending[16];
     say_traced(0, 1, 3, 100);
-    CU_ASSERT_EQUAL(wk_link_trace_pending(link_, pending, 16), FRAGMENTS + 3);
+    CU_ASSERT_EQUAL(pending_entries(), FRAGMENTS + 3);
     pull(1, 1, 1, 1);
     boundary();
     CU_ASSERT_TRUE_FATAL(sends(1, DL_WIRE_TRACE));
     CU_ASSERT_EQUAL(trace->position, 1);
     CU_ASSERT_TRUE_FATAL(sends(1, DL_WIRE_PUSH));
     say_traced(1, 1, 4, FRAGMENTS + 2);
-    CU_ASSERT(wk_link_trace_pending(link_, pending, 16) < FRAGMENTS + 3);
+    CU_ASSERT(pending_entries() < FRAGMENTS + 3);
     end();
 }
 

@@ -30,11 +30,4 @@ static void test_weight(void)
     CU_ASSERT_EQUAL(sy_merge_weight(&sync, 1, 1, 5), 0);
 }
 
-static void test_hash(void)
-{
-    static const float values[DL_BLOCK] = {1, 2, 3};
-    CU_ASSERT_EQUAL(sy_merge_hash(values, DL_BLOCK, 7), dl_hash64(values, sizeof values, 7));
-    CU_ASSERT_NOT_EQUAL(sy_merge_hash(values, DL_BLOCK, 7), sy_merge_hash(values, DL_BLOCK, 8));
-}
-
-UNIT_MAIN("push", {"norm", test_norm}, {"weight", test_weight}, {"hash", test_hash})
+UNIT_MAIN("push", {"norm", test_norm}, {"weight", test_weight})

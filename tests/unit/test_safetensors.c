@@ -73,7 +73,6 @@ static void test_round_trip(void)
     CU_ASSERT_EQUAL(files_in_folder(), 1);
     struct dl_safetensors *file = NULL;
     CU_ASSERT_EQUAL_FATAL(dl_safetensors_open(path, &file, &err), DL_OK);
-    CU_ASSERT_EQUAL(dl_safetensors_count(file), 2);
     CU_ASSERT_EQUAL(dl_safetensors_find(file, "c"), -1);
     CU_ASSERT_STRING_EQUAL(dl_safetensors_metadata(file, "format"), value);
     CU_ASSERT_PTR_NULL(dl_safetensors_metadata(file, "other"));
@@ -81,7 +80,6 @@ static void test_round_trip(void)
     CU_ASSERT_FATAL(index >= 0);
     const struct dl_tensor *found = dl_safetensors_tensor(file, (uint32_t)index);
     CU_ASSERT(found->rank == 2 && found->shape[0] == 3 && found->shape[1] == 5);
-    CU_ASSERT_EQUAL(dl_safetensors_dtype(file, (uint32_t)index), DL_DTYPE_F32);
     CU_ASSERT_EQUAL(dl_safetensors_read(file, (uint32_t)index, back, &err), DL_OK);
     CU_ASSERT(unit_same_bits(back, b, sizeof b));
     index = dl_safetensors_find(file, "a");

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/enum_names.h"
 #include "common/mem.h"
 #include "common/spec.h"
 #include "common/spec_reference.h"
@@ -187,33 +186,6 @@ static void test_durations_are_few(void)
     CU_ASSERT(count > 0 && count <= 8);
 }
 
-static void test_enum_names(void)
-{
-    CU_ASSERT_STRING_EQUAL(dl_codec_name(DL_CODEC_INT8), "int8");
-    CU_ASSERT_STRING_EQUAL(dl_data_format_name(DL_DATA_BIN_U16), "uint16");
-    CU_ASSERT_STRING_EQUAL(dl_layout_kind_name(DL_LAYOUT_STRIDED), "strided");
-    CU_ASSERT_STRING_EQUAL(dl_sync_mode_name(DL_SYNC_SYNCHRONOUS), "synchronous");
-    CU_ASSERT_STRING_EQUAL(dl_grace_mode_name(DL_GRACE_NONE), "none");
-    CU_ASSERT_STRING_EQUAL(dl_merge_method_name(DL_MERGE_RDA), "rda");
-    CU_ASSERT_STRING_EQUAL(dl_weighting_name(DL_WEIGHT_EQUAL), "equal");
-    CU_ASSERT_STRING_EQUAL(dl_outer_type_name(DL_OUTER_LION), "lion");
-    CU_ASSERT_STRING_EQUAL(dl_apply_mode_name(DL_APPLY_REBASE), "rebase");
-    enum dl_codec codec = DL_CODEC_BF16;
-    CU_ASSERT_FALSE(dl_codec_from_name("int2", &codec));
-    CU_ASSERT_EQUAL(codec, DL_CODEC_BF16);
-    CU_ASSERT_TRUE(dl_codec_from_name("int4", &codec));
-    CU_ASSERT_EQUAL(codec, DL_CODEC_INT4);
-    enum dl_layout_kind kind;
-    CU_ASSERT_TRUE(dl_layout_kind_from_name("tensor", &kind));
-    CU_ASSERT_EQUAL(kind, DL_LAYOUT_TENSOR);
-    enum dl_merge_method method;
-    CU_ASSERT_TRUE(dl_merge_method_from_name("mean", &method));
-    CU_ASSERT_EQUAL(method, DL_MERGE_MEAN);
-    enum dl_outer_type type;
-    CU_ASSERT_TRUE(dl_outer_type_from_name("adamw", &type));
-    CU_ASSERT_EQUAL(type, DL_OUTER_ADAMW);
-}
-
 static void test_committed_reference_is_what_the_table_says(void)
 {
     struct dl_buf made;
@@ -233,5 +205,5 @@ static void test_committed_reference_is_what_the_table_says(void)
 }
 
 UNIT_MAIN("spec_fields", {"every field is read and round trips", test_every_field_is_read_and_round_trips},
-          {"table", test_the_table_is_sound}, {"Q3 durations", test_durations_are_few}, {"enum names", test_enum_names},
+          {"table", test_the_table_is_sound}, {"Q3 durations", test_durations_are_few},
           {"reference is current", test_committed_reference_is_what_the_table_says})

@@ -183,10 +183,8 @@ void wk_link_trace(struct wk_link *link, const char *kind, uint32_t fragment, ui
                    const char *text);
 /* The entry noted last; false: none. */
 bool wk_link_trace_newest(const struct wk_link *link, struct dl_trace_entry *out);
-/* This incarnation's own entries that some shard may lack, oldest first, at most `max`; returns how many. To be handed
- * to a peer together with this learner's state. */
-uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max);
-/* The same with those of others that this one delivers, page by page: `*position` is 0 at first. False: there are no more. */
+/* The entries that some shard may lack, this incarnation's and those of others that it delivers, page by page: `*position` is 0
+ * at first. False: there are no more. They are handed to a peer together with this learner's state. */
 bool wk_link_trace_next(const struct wk_link *link, uint64_t *position, struct dl_wire_trace *out);
 /* Takes over entries of a peer, ascending, whose state this learner goes on with: they are delivered before anything
  * noted from now on. False: WK_TRACE_OWNERS_MAX peers already. */

@@ -62,18 +62,6 @@ bool wk_link_trace_newest(const struct wk_link *link, struct dl_trace_entry *out
     return true;
 }
 
-uint32_t wk_link_trace_pending(const struct wk_link *link, struct dl_trace_entry *out, uint32_t max)
-{
-    uint32_t count = 0;
-    for (uint64_t at = link->trace.first; at <= link->trace.made && count < max; at++) {
-        const struct wk_record *record = record_at(link, at);
-        if (record->owner == 0) {
-            out[count++] = record->entry;
-        }
-    }
-    return count;
-}
-
 bool wk_link_trace_adopt(struct wk_link *link, const char *uid, uint64_t nonce, const struct dl_trace_entry *entries,
                          uint32_t count)
 {

@@ -104,11 +104,6 @@ void wk_generator_reset(struct wk_generator *g)
     g->position = 0;
 }
 
-uint32_t wk_generator_position(const struct wk_generator *g)
-{
-    return g->position;
-}
-
 struct attend_job {
     struct wk_generator *generator;
     const float *keys, *values; /* This layer's. */

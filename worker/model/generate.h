@@ -23,7 +23,6 @@ DL_MUST_CHECK enum dl_rc wk_generator_new(struct wk_model *model, uint32_t conte
                                           struct dl_err *err);
 void wk_generator_free(struct wk_generator *generator);
 void wk_generator_reset(struct wk_generator *generator); /* Forgets all tokens. */
-uint32_t wk_generator_position(const struct wk_generator *generator);
 
 /* Appends tokens; `*logits` (vocab_size, borrowed until the next call) predict the token after the last one. DL_EINVAL:
  * a token outside the vocabulary, none at all, or more than the context holds (nothing is then appended). */
