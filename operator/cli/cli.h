@@ -3,7 +3,11 @@
 #ifndef OP_CLI_CLI_H
 #define OP_CLI_CLI_H
 
+#include <stdbool.h>
+
 #include "common/err.h"
+
+extern bool op_cli_is_kubectl; /* Started as kubectl's plugin: names are those of jobs in a cluster. */
 
 int op_cmd_run(int argc, char **argv);
 int op_cmd_check(int argc, char **argv);

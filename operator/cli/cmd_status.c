@@ -11,6 +11,7 @@
 #include "common/exit_codes.h"
 #include "common/mem.h"
 #include "operator/cli/cli.h"
+#include "operator/cli/cluster.h"
 #include "operator/local/control.h"
 #include "operator/local/poller.h"
 #include "operator/local/preflight.h"
@@ -22,18 +23,90 @@
 
 /* --- where the view comes from --- */
 
+struct wanted { /* As the command line has it. */
+    const char *what;
+    const char *ca;                           /* Of an https URL; NULL: the system's. */
+    const char *space, *context, *kubeconfig; /* Of a job in a cluster; NULL: as kubectl would have it. */
+    bool is_json;
+};
+
 struct source {
     struct op_rundir dir;
     bool is_url;
-    const char *url;
-    const char *ca; /* Of an https URL; NULL: the system's. */
+    const char *url, *ca;
+    struct op_cluster *cluster; /* NULL: not in a cluster. */
 };
 
-static enum dl_rc source_open(const char *wanted, struct source *out, struct dl_err *err)
+static bool starts_with(const char *text, const char *start)
 {
-    *out = (struct source){.url = wanted};
-    out->is_url = wanted != NULL && (strncmp(wanted, "http://", 7) == 0 || strncmp(wanted, "https://", 8) == 0);
-    return out->is_url ? DL_OK : op_rundir_open(wanted, &out->dir, err);
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+static enum dl_rc open_cluster(const struct wanted *wanted, const char *job, struct source *out, struct dl_err *err)
+{
+    struct op_config config;
+    enum dl_rc rc = op_config_load(wanted->kubeconfig, wanted->context, &config, err);
+    if (rc == DL_OK) {
+        rc = op_cluster_open(&config, wanted->space, job, &out->cluster, err);
+        op_config_release(&config);
+    }
+    return rc;
+}
+
+static enum dl_rc source_open(const struct wanted *wanted, struct source *out, struct dl_err *err)
+{
+    const char *what = wanted->what, *job = op_cluster_job_name(what);
+    *out = (struct source){.url = what, .ca = wanted->ca};
+    out->is_url = what != NULL && (starts_with(what, "http://") || starts_with(what, "https://"));
+    if (out->is_url) {
+        return DL_OK;
+    }
+    if (op_cli_is_kubectl && job == NULL) {
+        job = what;
+    }
+    if (job != NULL) {
+        return open_cluster(wanted, job, out, err);
+    }
+    return op_cli_is_kubectl
+               ? dl_err_set(err, DL_EINVAL, "name a job: kubectl diloco status JOB [-n NAMESPACE] (kubectl get ddj)")
+               : op_rundir_open(what, &out->dir, err);
+}
+
+static void source_close(struct source *source)
+{
+    op_cluster_close(source->cluster);
+}
+
+/* What `status` and `top` take. False: told, and not usable. */
+static bool read_arguments(const char *command, int argc, char **argv, struct wanted *out)
+{
+    *out = (struct wanted){.what = NULL};
+    const struct {
+        const char *name, **value;
+    } options[] = {
+        {"--tls-ca", &out->ca},
+        {"-n", &out->space},
+        {"--namespace", &out->space},
+        {"--context", &out->context},
+        {"--kubeconfig", &out->kubeconfig},
+    };
+    for (int i = 1; i < argc; i++) {
+        const char **value = NULL;
+        for (size_t k = 0; k < DL_COUNT_OF(options); k++) {
+            value = strcmp(argv[i], options[k].name) == 0 ? options[k].value : value;
+        }
+        if (value != NULL && i + 1 < argc) {
+            *value = argv[++i];
+        } else if (strcmp(argv[i], "--json") == 0) {
+            out->is_json = true;
+        } else if (argv[i][0] == '-' || out->what != NULL) {
+            op_cli_usage(command, "what is '%s'? One run or job, and options (--help)", argv[i]);
+            return false;
+        } else {
+            out->what = argv[i];
+        }
+    }
+    return true;
 }
 
 /* From the run itself, or what it left; what a run left in the midst of its work is not what it does now. */
@@ -83,15 +156,7 @@ static enum dl_rc view_from_poller(struct op_poller *poller, uint32_t count, str
     if (rc == DL_OK && combined.shards_heard == 0) {
         rc = dl_err_set(err, DL_ENET, "no syncer answers: %s", op_poller_error(poller, 0));
     }
-    if (rc == DL_OK) {
-        struct op_json_out out;
-        op_json_out_init(&out);
-        op_json_object_begin(&out, NULL);
-        op_status_put(&combined, &out);
-        op_json_object_end(&out);
-        DL_AUTO_FREE char *text = op_json_finish(&out);
-        rc = text != NULL ? op_view_from_json(view, text, strlen(text), err) : dl_err_set(err, DL_ENOMEM, "no memory");
-    }
+    rc = rc == DL_OK ? op_view_from_status(view, &combined, err) : rc;
     op_status_release(&combined);
     return rc;
 }
@@ -126,6 +191,9 @@ static enum dl_rc view_from_url(const char *urls, const char *ca, struct op_view
 
 static enum dl_rc source_read(const struct source *source, struct op_view *view, struct dl_err *err)
 {
+    if (source->cluster != NULL) {
+        return op_cluster_read(source->cluster, view, err);
+    }
     if (source->is_url) {
         return view_from_url(source->url, source->ca, view, err);
     }
@@ -161,40 +229,34 @@ static bool wants_help(int argc, char **argv, const char *text)
 int op_cmd_status(int argc, char **argv)
 {
     if (wants_help(argc, argv,
-                   "diloco status [RUN|URL] [--json] [--tls-ca FILE]: where a run stands. RUN: a run folder (default: "
-                   "the newest below "
-                   "./runs);\n"
-                   "URL: http://HOST:PORT of a syncer, several shards separated by commas;\n"
-                   "https://... with --tls-ca, or an authority that the system knows.")) {
+                   "diloco status [RUN|URL|ddj/JOB] [--json]: where a run stands. RUN: a run folder (default: the "
+                   "newest below ./runs);\n"
+                   "URL: http://HOST:PORT of a syncer, several shards separated by commas; https://... with --tls-ca "
+                   "FILE, or an\n"
+                   "authority that the system knows; ddj/JOB (kubectl diloco status JOB): of a cluster, with -n "
+                   "NAMESPACE, --context\n"
+                   "NAME, --kubeconfig FILE as kubectl has them. It needs the rights to get decoupleddilocojobs and "
+                   "pods/proxy.")) {
         return DL_EXIT_OK;
     }
-    const char *wanted = NULL, *ca = NULL;
-    bool is_json = false;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--json") == 0) {
-            is_json = true;
-        } else if (strcmp(argv[i], "--tls-ca") == 0 && i + 1 < argc) {
-            ca = argv[++i];
-        } else if (argv[i][0] == '-' || wanted != NULL) {
-            return op_cli_usage("status", "what is '%s'?", argv[i]);
-        } else {
-            wanted = argv[i];
-        }
+    struct wanted wanted;
+    if (!read_arguments("status", argc, argv, &wanted)) {
+        return DL_EXIT_USAGE;
     }
     struct dl_err err = {.text = ""};
     struct source source;
     struct op_view *view = NULL;
-    enum dl_rc rc = source_open(wanted, &source, &err);
-    source.ca = ca;
+    enum dl_rc rc = source_open(&wanted, &source, &err);
     rc = rc == DL_OK ? op_view_new(&view, &err) : rc;
     rc = rc == DL_OK ? source_read(&source, view, &err) : rc;
-    if (rc == DL_OK && is_json) {
+    if (rc == DL_OK && wanted.is_json) {
         DL_AUTO_FREE char *text = op_view_to_json(view);
         puts(text != NULL ? text : "{}");
     } else if (rc == DL_OK) {
         print_frame(view);
     }
     op_view_free(view);
+    source_close(&source);
     return rc == DL_OK ? DL_EXIT_OK : op_cli_fail("status", &err);
 }
 
@@ -231,17 +293,19 @@ static bool top_wait(int signals, struct op_terminal *terminal)
 int op_cmd_top(int argc, char **argv)
 {
     if (wants_help(argc, argv,
-                   "diloco top [RUN|URL]: a run, live, until it is over or Ctrl-C. It does not end the run.")) {
+                   "diloco top [RUN|URL|ddj/JOB]: a run, live, until it is over or Ctrl-C. It does not end the run. "
+                   "Options: see\n`diloco status --help`.")) {
         return DL_EXIT_OK;
     }
-    if (argc > 2 || (argc == 2 && argv[1][0] == '-')) {
-        return op_cli_usage("top", "name one run at most");
+    struct wanted wanted;
+    if (!read_arguments("top", argc, argv, &wanted)) {
+        return DL_EXIT_USAGE;
     }
     struct dl_err err = {.text = ""};
     struct source source;
     struct op_view *view = NULL;
     struct op_terminal terminal = {.fd = -1};
-    enum dl_rc rc = source_open(argc == 2 ? argv[1] : NULL, &source, &err);
+    enum dl_rc rc = source_open(&wanted, &source, &err);
     rc = rc == DL_OK ? op_view_new(&view, &err) : rc;
     rc = rc == DL_OK ? op_terminal_init(&terminal, STDOUT_FILENO, true, &err) : rc;
     DL_AUTO_FD int signals = open_top_signals();
@@ -260,6 +324,7 @@ int op_cmd_top(int argc, char **argv)
     }
     op_terminal_release(&terminal);
     op_view_free(view);
+    source_close(&source);
     return rc == DL_OK ? DL_EXIT_OK : op_cli_fail("top", &err);
 }
 

@@ -8,13 +8,25 @@
 #include "common/version.h"
 #include "operator/cli/cli.h"
 
+bool op_cli_is_kubectl;
+
+static const char kubectl_help[] =
+    "kubectl diloco: DecoupledDiLoCoJobs of a cluster (kubectl get ddj)\n"
+    "\n"
+    "  kubectl diloco status JOB [-n NAMESPACE] [--json]   where a job stands, by its syncers\n"
+    "  kubectl diloco top JOB [-n NAMESPACE]               the same, live\n"
+    "  kubectl diloco check --cluster JOB.yaml             what a job needs, what is doubtful about it\n"
+    "\n"
+    "Also --context NAME, --kubeconfig FILE. All else is kubectl's: get, describe, scale, patch, delete ddj/JOB.\n"
+    "Runs on this machine: `diloco help`.\n";
+
 static const char help[] =
     "diloco: Decoupled DiLoCo training jobs on this machine\n"
     "\n"
     "  diloco run JOB.yaml [options]         start syncers, learners and an evaluator; show progress; write a report\n"
     "  diloco run --resume RUN [JOB.yaml]    go on with a run where it was\n"
     "  diloco check [--cluster] JOB.yaml     parse a job, say what it needs and what is doubtful about it\n"
-    "  diloco status [RUN|URL] [--json]      where a run stands\n"
+    "  diloco status [RUN|URL] [--json]      where a run stands; ddj/JOB -n NAMESPACE: a job in a cluster\n"
     "  diloco top [RUN|URL]                  the same, live\n"
     "  diloco scale RUN N                    N learners from now on\n"
     "  diloco kill RUN learner ID [SIGNAL]   a signal to a learner (or: syncer SHARD); default KILL\n"
@@ -43,13 +55,16 @@ static const struct {
 
 int main(int argc, char **argv)
 {
+    const char *slash = argc > 0 ? strrchr(argv[0], '/') : NULL;
+    op_cli_is_kubectl = argc > 0 && strcmp(slash != NULL ? slash + 1 : argv[0], "kubectl-diloco") == 0;
+    const char *usage = op_cli_is_kubectl ? kubectl_help : help;
     if (argc < 2) {
-        fputs(help, stderr);
+        fputs(usage, stderr);
         return DL_EXIT_USAGE;
     }
     const char *name = argv[1];
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
-        fputs(help, stdout);
+        fputs(usage, stdout);
         return DL_EXIT_OK;
     }
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {

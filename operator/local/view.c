@@ -247,3 +247,14 @@ enum dl_rc op_view_from_json(struct op_view *view, const char *text, size_t size
     cJSON_Delete(tree);
     return rc;
 }
+
+enum dl_rc op_view_from_status(struct op_view *view, const struct op_job_status *status, struct dl_err *err)
+{
+    struct op_json_out out;
+    op_json_out_init(&out);
+    op_json_object_begin(&out, NULL);
+    op_status_put(status, &out);
+    op_json_object_end(&out);
+    DL_AUTO_FREE char *text = op_json_finish(&out);
+    return text != NULL ? op_view_from_json(view, text, strlen(text), err) : dl_err_set(err, DL_ENOMEM, "no memory");
+}

@@ -65,4 +65,8 @@ char *op_view_to_json(const struct op_view *view);
 /* Reads status.json, or a syncer's /status (which has no `run`: learners are then those that the syncer lists). */
 DL_MUST_CHECK enum dl_rc op_view_from_json(struct op_view *view, const char *text, size_t size, struct dl_err *err);
 
+/* Of what the syncers say alone. */
+DL_MUST_CHECK enum dl_rc op_view_from_status(struct op_view *view, const struct op_job_status *status,
+                                             struct dl_err *err);
+
 #endif
