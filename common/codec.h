@@ -29,10 +29,20 @@ uint64_t dl_codec_bytes(enum dl_codec codec, uint64_t padded_elements);
  * quantised codecs by a NaN scale), so that a receiver can see and refuse it. */
 void dl_codec_encode(enum dl_codec codec, const float *values, size_t blocks, uint8_t *out);
 
-/* Encodes base - theta (the delta that a push carries) in one pass. */
-void dl_codec_encode_delta(enum dl_codec codec, const float *base, const float *theta, size_t blocks, uint8_t *out);
+/* Encodes base - theta (the delta that a push carries) in one pass. The base's values are those that `base` decodes to: as
+ * an update brought them, in whatever codec. */
+struct dl_encoded {
+    enum dl_codec codec;
+    const uint8_t *bytes;
+};
+void dl_codec_encode_delta(enum dl_codec codec, struct dl_encoded base, const float *theta, size_t blocks,
+                           uint8_t *out);
 
 void dl_codec_decode(enum dl_codec codec, const uint8_t *encoded, size_t blocks, float *values);
+
+/* The first `count` elements (the last block need not be whole), to memory that nobody reads soon: past the caches
+ * (common/copy.h). */
+void dl_codec_decode_past(struct dl_encoded encoded, size_t count, float *values);
 
 /* Sum of squares of the decoded values, added to `before`: float32 within a block in a fixed order (exact in the
  * quantised codecs), blocks added one after the other in double. So a slice may be summed as its chunks arrive,

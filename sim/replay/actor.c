@@ -559,7 +559,7 @@ bool sim_actor_is_done(const struct sim_actor *actor)
     return actor->next >= actor->who->needed && actor->step >= actor->who->needed_steps;
 }
 
-const float *sim_actor_seed(const struct sim_actor *actor, uint32_t fragment)
+const float *sim_actor_seed(struct sim_actor *actor, uint32_t fragment)
 {
     return (const float *)(const void *)wk_store_push(actor->store, fragment, true);
 }

@@ -39,8 +39,8 @@ DL_MUST_CHECK enum dl_rc sim_actor_reach(struct sim_actor *actor, uint64_t step,
 /* All that is needed of it has been executed. */
 bool sim_actor_is_done(const struct sim_actor *actor);
 
-/* The values that it would give as a first state. */
-const float *sim_actor_seed(const struct sim_actor *actor, uint32_t fragment);
+/* The values that it would give as a first state; NULL: no memory. */
+const float *sim_actor_seed(struct sim_actor *actor, uint32_t fragment);
 
 uint64_t sim_actor_steps(const struct sim_actor *actor); /* Executed. */
 

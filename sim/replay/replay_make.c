@@ -215,8 +215,12 @@ static enum dl_rc make_seed(struct sim_replay *replay, const struct sim_commit *
     if (rc == DL_OK) {
         rc = sim_replay_new_version(replay, sim_replay_index(replay, commit), sync, err);
     }
+    const float *values = rc == DL_OK ? sim_actor_seed(actor, commit->fragment) : NULL;
+    if (rc == DL_OK && values == NULL) {
+        rc = dl_err_set(err, DL_ENOMEM, "replay: no memory for a first state");
+    }
     if (rc == DL_OK) {
-        memcpy(replay->versions[sim_replay_index(replay, commit)].values, sim_actor_seed(actor, commit->fragment),
+        memcpy(replay->versions[sim_replay_index(replay, commit)].values, values,
                sim_replay_padded(replay, commit->fragment) * sizeof(float));
         sim_replay_end_if_done(replay, seeder);
     }

@@ -1,4 +1,5 @@
-/* Codecs: encoding a delta, decoding, and sums of squares, in GB/s of float32, beside the read rate of memory; by processor time.
+/* Codecs: encoding a delta, from a base in float32 or bf16; decoding, through the caches and past them; sums of squares. In GB/s of
+ * float32 (in the bf16 base's case of what is read), beside the read rate of memory; by processor time.
  * bench_codec [portable | avx2 | avx512] */
 #include <stdio.h>
 
@@ -15,7 +16,7 @@
 struct context {
     enum dl_codec codec;
     float *base, *theta, *decoded;
-    uint8_t *encoded;
+    uint8_t *encoded, *base_bf16;
     size_t granule; /* Of the fastest way to read. */
     double sum;
 };
@@ -46,7 +47,22 @@ static void find_fastest_way(struct context *context)
 static void run_encode(void *opaque)
 {
     struct context *context = opaque;
-    dl_codec_encode_delta(context->codec, context->base, context->theta, BLOCKS, context->encoded);
+    const struct dl_encoded base = {.codec = DL_CODEC_NONE, .bytes = (const uint8_t *)context->base};
+    dl_codec_encode_delta(context->codec, base, context->theta, BLOCKS, context->encoded);
+}
+
+static void run_encode_from_bf16(void *opaque)
+{
+    struct context *context = opaque;
+    const struct dl_encoded base = {.codec = DL_CODEC_BF16, .bytes = context->base_bf16};
+    dl_codec_encode_delta(context->codec, base, context->theta, BLOCKS, context->encoded);
+}
+
+static void run_decode_past(void *opaque)
+{
+    struct context *context = opaque;
+    const struct dl_encoded encoded = {.codec = context->codec, .bytes = context->encoded};
+    dl_codec_decode_past(encoded, ELEMENTS, context->decoded);
 }
 
 static void run_decode(void *opaque)
@@ -76,16 +92,19 @@ static void measure(struct bench_report *report, const char *name, void (*run)(v
 
 int main(int argc, char **argv)
 {
-    static const char *const names[][3] = {{"encode_none", "decode_none", "squares_none"},
-                                           {"encode_bf16", "decode_bf16", "squares_bf16"},
-                                           {"encode_int8", "decode_int8", "squares_int8"},
-                                           {"encode_int4", "decode_int4", "squares_int4"}};
+    static const char *const names[][5] = {
+        {"encode_none", "decode_none", "squares_none", "encode_none_from_bf16", "decode_none_past"},
+        {"encode_bf16", "decode_bf16", "squares_bf16", "encode_bf16_from_bf16", "decode_bf16_past"},
+        {"encode_int8", "decode_int8", "squares_int8", "encode_int8_from_bf16", "decode_int8_past"},
+        {"encode_int4", "decode_int4", "squares_int4", "encode_int4_from_bf16", "decode_int4_past"}};
     struct bench_report report = {0};
     struct context context = {.base = dl_alloc_aligned(ELEMENTS * 4ul),
                               .theta = dl_alloc_aligned(ELEMENTS * 4ul),
                               .decoded = dl_alloc_aligned(ELEMENTS * 4ul),
-                              .encoded = dl_alloc_aligned(ELEMENTS * 4ul)};
-    if (context.base == NULL || context.theta == NULL || context.decoded == NULL || context.encoded == NULL) {
+                              .encoded = dl_alloc_aligned(ELEMENTS * 4ul),
+                              .base_bf16 = dl_alloc_aligned(ELEMENTS * 2ul)};
+    if (context.base == NULL || context.theta == NULL || context.decoded == NULL || context.encoded == NULL ||
+        context.base_bf16 == NULL) {
         fprintf(stderr, "bench_codec: no memory\n");
         return 1;
     }
@@ -95,6 +114,7 @@ int main(int argc, char **argv)
         context.base[i] = dl_rng_uniform(&rng);
         context.theta[i] = context.base[i] + dl_rng_uniform(&rng) * 1e-3f;
     }
+    dl_codec_encode(DL_CODEC_BF16, context.base, BLOCKS, context.base_bf16);
     bench_use_isa(argc > 1 ? argv[1] : NULL);
     find_fastest_way(&context);
     printf("kernels: %s\n", dl_isa_name(dl_isa_current()));
@@ -104,6 +124,8 @@ int main(int argc, char **argv)
         measure(&report, names[codec][0], run_encode, &context, ELEMENTS * 8.0);
         measure(&report, names[codec][1], run_decode, &context, ELEMENTS * 4.0);
         measure(&report, names[codec][2], run_squares, &context, ELEMENTS * 4.0);
+        measure(&report, names[codec][4], run_decode_past, &context, ELEMENTS * 4.0);
+        measure(&report, names[codec][3], run_encode_from_bf16, &context, ELEMENTS * 6.0);
     }
     if (context.sum == 0.5) { /* Never so, but the compiler cannot know: the sums are needed. */
         printf("\n");
@@ -112,5 +134,6 @@ int main(int argc, char **argv)
     free(context.theta);
     free(context.decoded);
     free(context.encoded);
+    free(context.base_bf16);
     return bench_write(&report, "build/results/codec.json");
 }

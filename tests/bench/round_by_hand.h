@@ -105,7 +105,8 @@ static inline void *by_hand_learn(void *argument)
     float **base = &all->base[self->number], **spare = &all->spare[self->number];
     float *parameters = all->parameters[self->number];
     parameters[self->number] += 1e-3f;
-    dl_codec_encode_delta(DL_CODEC_NONE, *base, parameters, all->elements / DL_BLOCK, (uint8_t *)*spare);
+    const struct dl_encoded from = {.codec = DL_CODEC_NONE, .bytes = (const uint8_t *)*base};
+    dl_codec_encode_delta(DL_CODEC_NONE, from, parameters, all->elements / DL_BLOCK, (uint8_t *)*spare);
     by_hand_move(self->fd, true, *spare, all->elements);
     by_hand_move(self->fd, false, *spare, all->elements);
     memcpy(parameters, *spare, all->elements * sizeof *parameters);

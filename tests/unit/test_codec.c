@@ -13,6 +13,7 @@
 #define ELEMENTS (BLOCKS * DL_BLOCK)
 #define GUARD 64
 #define GUARD_BYTE 0xa5
+#define LINE 16 /* Elements of a cache line. */
 
 static const enum dl_codec codecs[] = {DL_CODEC_NONE, DL_CODEC_BF16, DL_CODEC_INT8, DL_CODEC_INT4};
 
@@ -194,15 +195,18 @@ static void test_encode_and_decode(void)
     on_every_isa(check_encode_and_decode);
 }
 
-static void check_delta(void)
+/* As encoding the difference from the decoded base, to the bit. */
+static void check_delta_from(enum dl_codec base_codec)
 {
-    static float base[ELEMENTS];
-    static float theta[ELEMENTS];
-    static float delta[ELEMENTS];
+    static float base[ELEMENTS], theta[ELEMENTS], delta[ELEMENTS];
+    static uint8_t encoded_base[1 + ELEMENTS * 4];
     static uint8_t expected[ELEMENTS * 4];
     static struct guarded encoded;
+    const struct dl_encoded from = {.codec = base_codec, .bytes = encoded_base + (base_codec == DL_CODEC_NONE ? 0 : 1)};
     fill(base, 2);
     fill(theta, 3);
+    dl_codec_encode(base_codec, base, BLOCKS, encoded_base + (from.bytes - encoded_base));
+    dl_codec_decode(base_codec, from.bytes, BLOCKS, base);
     for (int i = 0; i < ELEMENTS; i++) {
         delta[i] = base[i] - theta[i];
     }
@@ -210,16 +214,54 @@ static void check_delta(void)
         size_t bytes = (size_t)dl_codec_bytes(codecs[c], ELEMENTS);
         dl_codec_encode(codecs[c], delta, BLOCKS, expected);
         uint8_t *out = guarded_start(&encoded);
-        dl_codec_encode_delta(codecs[c], base, theta, BLOCKS, out);
+        dl_codec_encode_delta(codecs[c], from, theta, BLOCKS, out);
         CU_ASSERT_EQUAL(memcmp(out, expected, bytes), 0);
         CU_ASSERT_TRUE(guards_hold(&encoded, bytes));
         /* Where memory is aligned, a float32 delta goes past the caches. */
         static _Alignas(64) uint8_t aligned[ELEMENTS * 4 + 64];
         memset(aligned, 0xa5, sizeof aligned);
-        dl_codec_encode_delta(codecs[c], base, theta, BLOCKS, aligned);
+        dl_codec_encode_delta(codecs[c], from, theta, BLOCKS, aligned);
         CU_ASSERT_EQUAL(memcmp(aligned, expected, bytes), 0);
         CU_ASSERT_EQUAL(aligned[bytes], 0xa5);
     }
+}
+
+static void check_delta(void)
+{
+    for (size_t c = 0; c < 4; c++) {
+        check_delta_from(codecs[c]);
+    }
+}
+
+/* Every alignment of the values to a line, and every number of elements in the last block. */
+static void check_decode_past(void)
+{
+    static float values[ELEMENTS], expected[ELEMENTS];
+    static _Alignas(64) float out[LINE + ELEMENTS + LINE];
+    static uint8_t encoded[1 + ELEMENTS * 4];
+    unsigned wrong = 0;
+    fill(values, 9);
+    for (size_t c = 0; c < 4; c++) {
+        const struct dl_encoded from = {.codec = codecs[c], .bytes = encoded + 1};
+        dl_codec_encode(codecs[c], values, BLOCKS, encoded + 1);
+        dl_codec_decode(codecs[c], from.bytes, BLOCKS, expected);
+        for (size_t at = 0; at < LINE; at++) {
+            size_t count = ELEMENTS - at * 16 - at;
+            memset(out, 0xa5, sizeof out);
+            dl_codec_decode_past(from, count, out + LINE + at);
+            wrong += memcmp(out + LINE + at, expected, count * sizeof *out) != 0;
+            wrong += bits_of(out[LINE + at - 1]) != 0xa5a5a5a5 || bits_of(out[LINE + at + count]) != 0xa5a5a5a5;
+            memset(out, 0xa5, sizeof out);
+            dl_codec_decode_past(from, at, out + LINE); /* Less than a line. */
+            wrong += memcmp(out + LINE, expected, at * sizeof *out) != 0 || bits_of(out[LINE + at]) != 0xa5a5a5a5;
+        }
+    }
+    CU_ASSERT_EQUAL(wrong, 0);
+}
+
+static void test_decode_past_the_caches(void)
+{
+    on_every_isa(check_decode_past);
 }
 
 /* Every alignment of both ends, with sizes around a line's. */
@@ -401,6 +443,6 @@ static void test_sizes(void)
 
 UNIT_MAIN("codec", {"sizes", test_sizes}, {"encode and decode", test_encode_and_decode},
           {"delta", test_delta_equals_encoded_difference}, {"error of one passage", test_error_of_one_passage},
-          {"copy past the caches", test_copy_past_the_caches}, {"not finite", test_not_finite_stays_visible},
-          {"hostile scales", test_hostile_scales}, {"sum of squares", test_sum_squares},
-          {"equal bits of sums", test_equal_bits_of_sums})
+          {"copy past the caches", test_copy_past_the_caches}, {"decode past the caches", test_decode_past_the_caches},
+          {"not finite", test_not_finite_stays_visible}, {"hostile scales", test_hostile_scales},
+          {"sum of squares", test_sum_squares}, {"equal bits of sums", test_equal_bits_of_sums})

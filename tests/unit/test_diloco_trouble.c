@@ -67,10 +67,12 @@ static void test_syncer_down_for_a_while(void)
     fake_free(syncer);
 }
 
-/* The volume was lost as well: the new syncer knows nothing, and is seeded from what the learner holds. */
-static void test_syncer_that_lost_its_state_is_seeded_again(void)
+/* The volume was lost as well: the new syncer knows nothing, and is seeded from what the learner holds: the last version as it was
+ * sent. */
+static void seed_again(enum dl_codec broadcast)
 {
     struct fake_syncer *syncer = fake_new(4);
+    syncer->broadcast = broadcast;
     fake_listen(syncer);
     struct trainer trainer = {0};
     open_trainer(&trainer, syncer, ANY_LEARNER);
@@ -81,7 +83,11 @@ static void test_syncer_that_lost_its_state_is_seeded_again(void)
     fake_down(syncer);
     FAKE_FOR_SHARD(syncer, p)
     {
-        before[p] = syncer->theta[p][0];
+        uint8_t sent[DL_BLOCK * sizeof(float)];
+        float block[DL_BLOCK];
+        dl_codec_encode(broadcast, syncer->theta[p], 1, sent);
+        dl_codec_decode(broadcast, sent, 1, block);
+        before[p] = block[0];
         memset(syncer->theta[p], 0, syncer->layout->fragments[p].padded_elements * sizeof(float));
         syncer->version[p] = 0;
     }
@@ -97,6 +103,12 @@ static void test_syncer_that_lost_its_state_is_seeded_again(void)
     train_until(&trainer, syncer, &syncer->version[0], 2); /* And on it goes. */
     close_trainer(&trainer);
     fake_free(syncer);
+}
+
+static void test_syncer_that_lost_its_state_is_seeded_again(void)
+{
+    seed_again(DL_CODEC_NONE);
+    seed_again(DL_CODEC_BF16);
 }
 
 static void test_half_open_connection_is_noticed(void)

@@ -191,7 +191,14 @@ static void send_chunk(struct wk_channel *channel)
 {
     static const uint8_t key[4] = {0};
     const struct wk_chunk *chunk = &channel->act.chunk;
-    const uint8_t *data = wk_store_push(channel->hub->store, chunk->fragment, chunk->seed) + chunk->offset;
+    const uint8_t *data = wk_store_push(channel->hub->store, chunk->fragment, chunk->seed);
+    if (data == NULL) {
+        struct dl_err err;
+        dl_err_set(&err, DL_ENOMEM, "push fragment %u: no memory for its values", chunk->fragment);
+        wk_channel_fail(channel, &err);
+        return;
+    }
+    data += chunk->offset;
     size_t bytes = chunk->bytes;
     uint8_t *at = wk_outbox_space(&channel->out);
     size_t head = dl_ws_head(DL_WS_BINARY, CHUNK_HEAD_BYTES + bytes, key, at);

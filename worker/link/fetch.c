@@ -47,8 +47,8 @@ struct wk_fetch {
     uint8_t *trace;
     uint64_t trace_bytes;
 
-    uint8_t *staging; /* One fragment. */
-    uint64_t staging_bytes, staged;
+    struct wk_memory staging; /* One fragment. */
+    uint64_t staged;
     uint32_t staged_fragment;
     uint64_t staged_version, staged_hash;
 };
@@ -95,7 +95,7 @@ void wk_fetch_free(struct wk_fetch *fetch)
         wk_manifest_release(&fetch->manifest);
         free(fetch->head);
         free(fetch->trace);
-        free(fetch->staging);
+        free(fetch->staging.bytes);
         free(fetch);
     }
 }
@@ -109,7 +109,8 @@ static void end(struct wk_fetch *fetch)
 {
     fetch->stage = STAGE_OVER;
     wk_get_close(&fetch->get);
-    free(dl_take(fetch->staging));
+    free(fetch->staging.bytes);
+    fetch->staging = (struct wk_memory){.bytes = NULL};
     if (fetch->touched && !fetch->complete) {
         for (uint32_t i = 0; i < fetch->state_count; i++) {
             memset(fetch->states[i].data, 0, fetch->states[i].bytes);
@@ -437,7 +438,7 @@ static uint8_t *place_fragment(void *context, uint64_t offset, uint64_t *room)
     struct wk_fetch *fetch = context;
     (void)offset;
     *room = fetch->manifest.fragments[fetch->staged_fragment].bytes - fetch->staged;
-    return fetch->staging + fetch->staged;
+    return fetch->staging.bytes + fetch->staged;
 }
 
 static void progress_fragment(void *context, uint64_t offset, uint64_t bytes)
@@ -447,7 +448,7 @@ static void progress_fragment(void *context, uint64_t offset, uint64_t bytes)
     if (fetch->staged == 0) {
         dl_content_begin(&fetch->fragment_content);
     }
-    dl_content_add(&fetch->fragment_content, fetch->staging + fetch->staged, bytes);
+    dl_content_add(&fetch->fragment_content, fetch->staging.bytes + fetch->staged, bytes);
     fetch->staged += bytes;
     fetch->bytes += bytes;
 }
@@ -499,13 +500,10 @@ static enum dl_rc begin_fragment(struct wk_fetch *fetch, uint32_t p, struct dl_e
         fetch->staged_version = fragment->version;
         fetch->staged_hash = fragment->hash;
     }
-    if (fetch->staging_bytes < fragment->bytes) {
-        free(fetch->staging);
-        fetch->staging = aligned_alloc(64, (fragment->bytes + 63) / 64 * 64);
-        fetch->staging_bytes = fetch->staging == NULL ? 0 : fragment->bytes;
+    if (fetch->staging.size < fragment->bytes) {
         fetch->staged = 0;
     }
-    if (fetch->staging == NULL) {
+    if (wk_memory_grow(&fetch->staging, fragment->bytes) == NULL) {
         return dl_err_set(err, DL_ENOMEM, "no memory for a fragment of %llu bytes",
                           (unsigned long long)fragment->bytes);
     }
@@ -525,7 +523,7 @@ static enum dl_rc adopt(struct wk_fetch *fetch, struct dl_err *err)
     bool wanted = wk_link_adopt(hub->link, p);
     pthread_mutex_unlock(&hub->lock);
     if (wanted) {
-        wk_store_adopt(hub->store, p, fetch->manifest.codec, fetch->staging);
+        wk_store_adopt(hub->store, p, fetch->manifest.codec, &fetch->staging);
         pthread_mutex_lock(&hub->lock);
         wk_link_on_applied(hub->link, p);
         pthread_mutex_unlock(&hub->lock);
