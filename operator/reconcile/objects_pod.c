@@ -229,6 +229,13 @@ static void tolerate(cJSON *spec, const char *key, const char *effect, double se
     }
 }
 
+/* The cluster autoscaler keeps nodes with empty directories, unless it is told that nothing of worth is in them. */
+static void allow_scale_down(cJSON *metadata)
+{
+    op_tree_text_if_missing(op_tree_object(metadata, "annotations"),
+                            "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes", "diloco-tmp");
+}
+
 static void complete_pod(const struct op_render *render, cJSON *spec, bool is_own_image)
 {
     secure_pod(spec, is_own_image);
@@ -314,6 +321,7 @@ enum dl_rc op_render_syncer_template(const struct op_render *render, cJSON *into
     op_render_labels(render, labels, "syncer");
     op_tree_text(labels, OP_LABEL_ROLE, "syncer");
     op_tree_text(op_tree_object(metadata, "annotations"), OP_ANNOTATION_SPEC, digest); /* A change starts them anew. */
+    allow_scale_down(metadata);
     cJSON *spec = op_tree_object(tree, "spec");
     complete_pod(render, spec, true);
     keep_off_spot_nodes(spec);
@@ -455,6 +463,7 @@ static cJSON *render_pod(const struct op_render *render, enum op_kind kind, uint
     op_tree_set(root, "spec", cJSON_DetachItemFromObjectCaseSensitive(from, "spec"));
     cJSON *metadata = op_tree_object(root, "metadata"), *labels = op_tree_object(metadata, "labels");
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "generateName");
+    allow_scale_down(metadata);
     op_tree_text(metadata, "name", name);
     op_tree_text(metadata, "namespace", render->spec->namespace_name);
     op_render_owner(render, metadata);

@@ -250,6 +250,8 @@ static void test_set_of_syncers(void)
     CU_ASSERT(is_text(container, "readinessProbe.httpGet.path", "/readyz"));
     CU_ASSERT(has_text(at(container, "args"), "--state-dir"));
     CU_ASSERT(cJSON_IsTrue(at(container, "securityContext.readOnlyRootFilesystem")));
+    CU_ASSERT_PTR_NOT_NULL(at(tree, "spec.template.metadata.annotations.[cluster-autoscaler.kubernetes.io/"
+                                    "safe-to-evict-local-volumes]"));
     check_restricted(pod, "syncer");
     check_grace(pod);
     /* K13: syncers stay off spot nodes. */
@@ -302,6 +304,8 @@ static void test_learner(void)
     CU_ASSERT(is_text(own, "args.0", "learn"));
     CU_ASSERT(is_text(pod, "topologySpreadConstraints.0.whenUnsatisfiable", "ScheduleAnyway"));
     CU_ASSERT(is_text(own, "terminationMessagePolicy", "FallbackToLogsOnError"));
+    CU_ASSERT(is_text(tree, "metadata.annotations.[cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes]",
+                      "diloco-tmp"));
     check_restricted(pod, "learner");
     check_grace(pod);
     cJSON_Delete(tree);
