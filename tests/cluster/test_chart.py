@@ -81,6 +81,16 @@ def wrong_values():
         expect(done.returncode != 0 and name in done.stderr, f"--set {values}: {done.stderr.strip() or 'is taken'}")
 
 
+def named_by_rules(rendered):
+    """Alerts are about metrics that the programs have."""
+    names = set(re.findall(r"\b((?:diloco|leader_election)_\w+)", " ".join(re.findall(r"expr: (.*)", rendered))))
+    names -= {"diloco_job"}
+    sources = " ".join(path.read_text(encoding="utf-8") for folder in ("operator", "syncer") for path in (ROOT / folder).rglob("*.c"))
+    for name in sorted(names):
+        expect(f'"{name}"' in sources, f"an alert is about {name}, which no program has")
+    expect(len(names) >= 5, f"alerts about {names} only")
+
+
 def gates():
     """What values switch on and off."""
     whole = kinds(render())
@@ -92,6 +102,10 @@ def gates():
                          "priorityClass.create=false": "PriorityClass", "serviceAccount.create=false": "ServiceAccount"}.items():
         expect(kind not in kinds(render("--set", values)), f"{values} still makes a {kind}")
     expect("ServiceMonitor" in kinds(render("--set", "metrics.serviceMonitor.enabled=true")), "no ServiceMonitor when it is asked for")
+    watched = render("--set", "metrics.podMonitor.enabled=true,metrics.prometheusRule.enabled=true")
+    expect({"PodMonitor", "PrometheusRule"} <= set(kinds(watched)), "no PodMonitor, no PrometheusRule when they are asked for")
+    expect(not {"PodMonitor", "PrometheusRule"} & set(whole), "PodMonitor or PrometheusRule without being asked for")
+    named_by_rules(watched)
     expect("resource-policy: keep" in render() and "resource-policy" not in render("--set", "crds.keep=false"), "crds.keep")
     local = render("--set", f"watchNamespaces={{{SPACE}}},rbac.nodes=false,rbac.aggregate=false,crds.install=false,"
                             "priorityClass.create=false")
@@ -106,6 +120,10 @@ def gates():
 
 def taken_by_the_server():
     """Strict validation, and Pod Security's warnings, of every form."""
+    for registry, is_warned in (("", True), ("registry.example.com/ml", False)):
+        shown = must("helm", "install", NAME, CHART, "--dry-run=client", "-n", SPACE, "--set",
+                     f"images.registry={registry},crds.install=false,priorityClass.create=false")
+        expect(("ErrImagePull" in shown.split("NOTES:")[1]) == is_warned, f"notes on images with registry '{registry}'")
     for values in ("replicas=2", "replicas=1,leaderElection=false", f"watchNamespaces={{{SPACE},{OTHER}}}", "operator.statusVia=proxy"):
         done = run("kubectl", "apply", "--dry-run=server", "--server-side", "--force-conflicts", "-f", "-", text=render("--set", values))
         expect(done.returncode == 0, f"{values}: {done.stderr.strip()}")
