@@ -164,7 +164,7 @@ demo:
 	$(BUILD)/bin/diloco run $(JOB) --chaos $(DEMO_CHAOS) --results build/results/demo.json --sample "The word "
 
 # Under the thread sanitizer: the programs that have threads.
-THREADED := blas diloco diloco_refused diloco_trouble example gemm generate jobs kernels link_io local merge merge_bits model model_steps peers pool push server server_loop store store_draft train
+THREADED := blas diloco diloco_refused diloco_trouble example gemm generate intake jobs kernels link_io local merge merge_bits model model_steps peers pool push server server_loop store store_draft train
 ifeq ($(SAN),thread)
   UNIT_BIN := $(filter $(THREADED:%=$(BUILD)/unit/%),$(UNIT_BIN))
 endif

@@ -31,7 +31,7 @@ static const char help[] =
     "  --tls-key FILE       its key: speak TLS 1.3 on --listen\n"
     "  --tls-ca FILE        with TLS: clients must show a certificate of this authority\n"
     "  --health-listen H:P  a second port with /healthz /readyz /metrics /status in plain HTTP\n"
-    "  --threads N          threads of a merge (default: one a processor)\n"
+    "  --threads N          threads of a merge, and of receiving pushes (at most 4 of them; default: one a processor)\n"
     "  --push-bytes-max N   most bytes of pushes held at once (default: enough for all learners)\n"
     "  --log-level LEVEL    debug, info (default), warn or error\n"
     "  --help, --version    this text; which version this is\n"

@@ -68,6 +68,7 @@ struct sy_conn *sy_conn_of_member(struct sy_server *server, uint32_t member)
 /* Pushes that are not there in full die with their connection; complete ones stay in their round. */
 static void abort_transfers(struct sy_conn *conn)
 {
+    sy_socket_recall(conn);
     sy_receive_drop_chunk(&conn->receive);
     for (uint32_t i = 0; i < conn->transfer_count; i++) {
         if (conn->transfers[i].push != NULL) {
@@ -169,9 +170,7 @@ void sy_conn_closed(struct sy_conn *conn)
 {
     struct sy_server *server = conn->server;
     conn->wsi = NULL;
-    if (!server->is_destroyed) {
-        sy_socket_drain(conn);
-    }
+    sy_socket_drain(conn);
     let_go(conn, SY_LEAVE_LOST, SY_LOST_TEXT);
     sy_tape_leave(conn);
     sy_conn_release_queues(conn);
@@ -232,6 +231,10 @@ void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_vie
     }
     if (conn->state != SY_CONN_JOINED) {
         return;
+    }
+    if (sy_socket_hear(conn)) {
+        conn->transfer_ns = now_ns;
+        sy_conn_heard(conn);
     }
     if (heartbeat != NULL) {
         send_heartbeat(conn, heartbeat);

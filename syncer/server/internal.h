@@ -2,7 +2,8 @@
  *
  * shell.c    libwebsockets: context, callbacks, timers, signals
  * http.c     /healthz, /readyz, /metrics, /status; commands: /stop, /finish, /drain
- * socket.c   reads WebSocket connections, which libwebsockets accepted, upgraded, and writes to
+ * socket.c   reads WebSocket connections, which libwebsockets accepted, upgraded, and writes to; intake.c threads that do so
+ *            as well while the data of a chunk come, placed.c what both do with these
  * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
  * tape.c     what learners deliver to the event tape
  * rounds.c   carries out the core's actions; pushes and their memory
@@ -26,6 +27,7 @@
 #include "syncer/core/core.h"
 #include "syncer/merge/merge.h"
 #include "syncer/server/blob.h"
+#include "syncer/server/intake.h"
 #include "syncer/server/jobs.h"
 #include "syncer/server/listen.h"
 #include "syncer/server/receive.h"
@@ -109,7 +111,11 @@ struct sy_conn {
     struct dl_ws_parser parser;
     int fd;              /* libwebsockets'. */
     struct ssl_st *ssl;  /* The same; NULL: plain. */
+    struct sy_loan loan; /* Of its receiving end, to other threads. */
+    uint64_t loan_seen;  /* Of loan.bytes: what has been counted. */
     bool is_read;        /* By socket.c, from when the upgrade is answered until the end. */
+    bool is_watched;     /* By the network thread. */
+    bool is_lent;        /* Or, until its loan is taken back, by another thread. */
     bool is_deaf;        /* What it still sends is thrown away. */
     bool is_over;        /* Nothing more is read. */
     bool close_received; /* Close frames, */
@@ -166,6 +172,7 @@ bool sy_conn_awaits_push(const struct sy_conn *conn);
  * cost of a push is in this path. libwebsockets' loop wakes for the set of sockets as for any other descriptor. */
 DL_MUST_CHECK enum dl_rc sy_sockets_open(struct sy_server *server, int *fd,
                                          struct dl_err *err); /* `*fd`: to wait for. */
+void sy_sockets_stop(struct sy_server *server);               /* No other thread reads any more. */
 void sy_sockets_close(struct sy_server *server);              /* After libwebsockets, which closes the descriptor. */
 /* Some of them have bytes: reads, for a bounded time. */
 void sy_sockets_ready(struct sy_server *server);
@@ -173,6 +180,10 @@ void sy_sockets_ready(struct sy_server *server);
 bool sy_socket_take(struct sy_conn *conn);
 /* Nothing more is read nor written: libwebsockets closes it soon. */
 void sy_socket_finish(struct sy_conn *conn);
+/* No other thread reads for it, or writes where its chunk goes; what comes next the network thread reads in a later turn. */
+void sy_socket_recall(struct sy_conn *conn);
+/* Counts what another thread has received for it. True: there was some since the last call. */
+bool sy_socket_hear(struct sy_conn *conn);
 /* The connection is lost: takes what it had said before (a goodbye, perhaps). */
 void sy_socket_drain(struct sy_conn *conn);
 
@@ -356,6 +367,8 @@ DL_MUST_CHECK enum dl_rc sy_server_check_layout(struct sy_server *server, const 
 DL_MUST_CHECK enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err);
 
 void sy_server_close_state(struct sy_server *server);
+/* Of a merge, and of receiving; at least 1. */
+uint32_t sy_server_threads(const struct sy_server_options *options);
 
 /* --- checkpoint.c */
 #define SY_CHECKPOINTS_MAX 128  /* Kept at once; then one has to be removed. */

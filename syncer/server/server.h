@@ -28,7 +28,7 @@ struct sy_server_options {
     const char *port_file;          /* Gets "HOST:PORT\n" once listening; NULL: none. */
     const char *tls_cert, *tls_key; /* PEM files; NULL: no TLS. */
     const char *tls_ca;             /* Clients must show a certificate of this authority; NULL: they need none. */
-    uint32_t threads;               /* Of a merge; 0: as many as there are processors. */
+    uint32_t threads;               /* Of a merge, and of receiving; 0: as many as there are processors. */
     uint64_t push_bytes_max; /* Bound of all pushes held at once; 0: learners.max times the shard's encoded size. */
 };
 

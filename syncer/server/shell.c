@@ -430,6 +430,7 @@ static void loop(struct sy_server *server)
 static void release(struct sy_server *server)
 {
     sy_jobs_stop(server->jobs);
+    sy_sockets_stop(server);
     if (server->context != NULL) {
         server->is_destroyed = true;
         lws_context_destroy(server->context); /* Closes connections and descriptors that it adopted. */

@@ -226,6 +226,12 @@ static enum dl_rc open_tables(struct sy_server *server, struct dl_err *err)
     return DL_OK;
 }
 
+uint32_t sy_server_threads(const struct sy_server_options *options)
+{
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    return options->threads != 0 ? options->threads : (uint32_t)DL_MAX(processors, 1);
+}
+
 enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
 {
     const struct sy_server_options *options = server->options;
@@ -249,12 +255,10 @@ enum dl_rc sy_server_open_state(struct sy_server *server, struct dl_err *err)
         rc = open_tables(server, err);
     }
     if (rc == DL_OK) {
-        long processors = sysconf(_SC_NPROCESSORS_ONLN);
-        uint32_t threads = options->threads != 0 ? options->threads : (uint32_t)DL_MAX(processors, 1);
         const struct sy_jobs_options jobs = {.spec = server->spec,
                                              .shard = options->shard,
                                              .fragment_count = server->fragment_count,
-                                             .threads = DL_MIN(threads, SY_POOL_THREADS_MAX),
+                                             .threads = DL_MIN(sy_server_threads(options), SY_POOL_THREADS_MAX),
                                              .store = server->store,
                                              .buffers = server->buffers};
         rc = sy_jobs_new(&jobs, &server->jobs, err);
