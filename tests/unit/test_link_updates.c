@@ -238,6 +238,28 @@ static void test_seed_is_answered_from_the_base_copy_at_any_time(void)
     end();
 }
 
+/* A syncer that lost its volume asks while the trainer is at an update of before: the base copy is read when it is whole again. */
+static void test_seed_waits_for_the_update_that_is_being_applied(void)
+{
+    begin(1);
+    join(1);
+    update(0, 0, 7, 8);
+    now += MS;
+    wk_link_on_step(link_, now, 100, 1.0f);
+    CU_ASSERT_EQUAL_FATAL(next_step(), WK_STEP_APPLY);
+    rejoin_with_versions(0);
+    pull_flags(0, 0, 0, 1, DL_PULL_SEED);
+    CU_ASSERT_NOT_EQUAL(next_act(0), WK_ACT_CHUNK);
+    CU_ASSERT_FALSE(sends(0, DL_WIRE_PUSH));
+    wk_link_on_applied(link_, 0);
+    CU_ASSERT_TRUE_FATAL(sends(0, DL_WIRE_PUSH));
+    CU_ASSERT_EQUAL(act.message->as.push.round, 1);
+    CU_ASSERT_EQUAL_FATAL(next_act(0), WK_ACT_CHUNK);
+    CU_ASSERT_TRUE(act.chunk.seed);
+    wk_link_on_chunk_sent(link_, now, 0);
+    end();
+}
+
 /* --- rebase and alpha ----------------------------------------------------------------------------------------------- */
 
 static void join_rebasing(void)
@@ -300,4 +322,5 @@ UNIT_MAIN("link: updates", {"old updates", test_old_and_repeated_updates_are_ski
           {"older versions", test_restarted_syncer_with_older_versions_is_followed},
           {"forgotten version", test_restart_while_a_forgotten_version_is_applied},
           {"seed", test_seed_is_answered_from_the_base_copy_at_any_time},
+          {"seed during an update", test_seed_waits_for_the_update_that_is_being_applied},
           {"rebase", test_rebase_keeps_what_was_trained_since_the_snapshot})

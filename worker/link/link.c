@@ -190,10 +190,24 @@ void wk_push_drop(struct wk_push *push, const struct wk_conn *conn, uint32_t fra
     }
 }
 
+static bool is_being_applied(const struct wk_fragment *fragment)
+{
+    for (uint32_t i = 0; i < WK_SLOTS; i++) {
+        if (fragment->slots[i].state == WK_SLOT_APPLYING) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void wk_push_seed(struct wk_link *link, uint32_t p)
 {
     struct wk_fragment *fragment = &link->fragments[p];
     struct wk_push *push = &fragment->push;
+    bool is_asked = fragment->pulled && (fragment->pull.flags & DL_PULL_SEED) != 0;
+    if (!is_asked || !link->prepared || push->state != WK_PUSH_NONE || is_being_applied(fragment)) {
+        return;
+    }
     fragment->pulled = false;
     *push = (struct wk_push){
         .state = WK_PUSH_READY,
@@ -217,9 +231,7 @@ void wk_push_dropped(struct wk_link *link, uint32_t p)
 {
     struct wk_fragment *fragment = &link->fragments[p];
     fragment->push = (struct wk_push){.state = WK_PUSH_NONE};
-    if (fragment->pulled && (fragment->pull.flags & DL_PULL_SEED) != 0 && link->prepared) {
-        wk_push_seed(link, p);
-    }
+    wk_push_seed(link, p);
 }
 
 uint64_t wk_version_held(const struct wk_fragment *fragment)

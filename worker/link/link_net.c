@@ -172,10 +172,7 @@ static void on_pull(struct wk_link *link, uint32_t shard, const struct dl_wire_p
         return;
     }
     wk_push_drop(push, &link->conns[shard], pull->fragment);
-    bool busy = push->state != WK_PUSH_NONE;
-    if ((pull->flags & DL_PULL_SEED) != 0 && link->prepared && !busy) {
-        wk_push_seed(link, pull->fragment);
-    }
+    wk_push_seed(link, pull->fragment);
 }
 
 static void on_result(struct wk_link *link, uint32_t shard, const struct dl_wire_result *result)

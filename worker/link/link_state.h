@@ -249,7 +249,8 @@ void wk_push_drop(struct wk_push *push, const struct wk_conn *conn, uint32_t fra
 void wk_push_dropped(struct wk_link *link, uint32_t fragment);
 /* Ends a connection's state; it will be tried again, unless it is over. */
 void wk_conn_lose(struct wk_link *link, int64_t now_ns, uint32_t shard, const char *why);
-/* The bytes of a seed are the base copy's: no snapshot is needed. */
+/* Answers a pull of the values, if there is one. Its bytes are the base copy's: no snapshot is needed, but it must be there and not
+ * change; else this is called again when it is, when the update is applied, when the push's memory is free. */
 void wk_push_seed(struct wk_link *link, uint32_t fragment);
 /* Version held: applied, or complete and waiting for its boundary. */
 uint64_t wk_version_held(const struct wk_fragment *fragment);

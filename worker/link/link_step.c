@@ -36,10 +36,7 @@ void wk_link_on_prepared(struct wk_link *link)
 {
     link->prepared = true;
     for (uint32_t p = 0; p < wk_fragment_count(link); p++) {
-        struct wk_fragment *fragment = &link->fragments[p];
-        if (fragment->pulled && (fragment->pull.flags & DL_PULL_SEED) != 0) {
-            wk_push_seed(link, p);
-        }
+        wk_push_seed(link, p);
     }
 }
 
@@ -194,6 +191,7 @@ void wk_link_on_applied(struct wk_link *link, uint32_t p)
         fragment->awaits_update = false;
     }
     link->joined = link->joined || all_adopted(link);
+    wk_push_seed(link, p);
 }
 
 /* --- pulls ------------------------------------------------------------------------------------------------------- */
