@@ -66,12 +66,19 @@ const struct dl_wire_message *sim_packet_decode(struct sim_world *world, const s
     return &world->scratch;
 }
 
-static int64_t arrival(struct sim_world *world, const struct sim_conn *conn, int64_t *clear_ns)
+static int64_t arrival(struct sim_world *world, const struct sim_conn *conn, const struct sim_packet *packet,
+                       int64_t *clear_ns)
 {
     int64_t delay_ns = sim_ns(world->faults.delay_seconds * (1 + (double)dl_rng_uniform(&world->rng)));
+    delay_ns += packet != NULL && packet->chunk ? sim_ns(world->learners[conn->learner].chunk_seconds) : 0;
     int64_t at_ns = DL_MAX(world->now_ns + delay_ns, conn->blocked_until_ns);
     *clear_ns = DL_MAX(*clear_ns, at_ns);
     return *clear_ns;
+}
+
+int64_t sim_chunk_ns(const struct sim_world *world, const struct sim_conn *conn)
+{
+    return sim_ns(world->faults.chunk_seconds + world->learners[conn->learner].chunk_seconds);
 }
 
 void sim_conn_up(struct sim_world *world, uint32_t c, struct sim_packet *packet)
@@ -79,7 +86,7 @@ void sim_conn_up(struct sim_world *world, uint32_t c, struct sim_packet *packet)
     struct sim_conn *conn = world->conns[c];
     if (packet != NULL) {
         packet->number = ++conn->up_sent;
-        sim_at(world, arrival(world, conn, &conn->up_clear_ns), SIM_UP, c, 0, 0, packet);
+        sim_at(world, arrival(world, conn, packet, &conn->up_clear_ns), SIM_UP, c, 0, 0, packet);
     }
 }
 
@@ -88,7 +95,7 @@ void sim_conn_down(struct sim_world *world, uint32_t c, struct sim_packet *packe
     struct sim_conn *conn = world->conns[c];
     if (packet != NULL) {
         packet->number = ++conn->down_sent;
-        sim_at(world, arrival(world, conn, &conn->down_clear_ns), SIM_DOWN, c, 0, 0, packet);
+        sim_at(world, arrival(world, conn, packet, &conn->down_clear_ns), SIM_DOWN, c, 0, 0, packet);
     }
 }
 
@@ -111,7 +118,7 @@ void sim_conn_close(struct sim_world *world, uint32_t c, bool by_learner)
     }
     *mine = false;
     int64_t *clear_ns = by_learner ? &conn->up_clear_ns : &conn->down_clear_ns;
-    sim_at(world, arrival(world, conn, clear_ns), by_learner ? SIM_SYNCER_LOST : SIM_LINK_LOST, c, 0, 0, NULL);
+    sim_at(world, arrival(world, conn, NULL, clear_ns), by_learner ? SIM_SYNCER_LOST : SIM_LINK_LOST, c, 0, 0, NULL);
 }
 
 /* What is sent from now on never arrives. One end or both notice; an end that does not has its timeout. */

@@ -69,7 +69,7 @@ static void act(struct sim_world *world, uint32_t n, uint32_t shard)
         packet->intact = !sim_chance(world, world->faults.damage_share);
         world->counts.damaged += packet->intact ? 0 : 1;
         sim_conn_up(world, c, packet);
-        sim_at(world, world->now_ns + sim_ns(world->faults.chunk_seconds), SIM_LINK_SENT, n, c, learner->generation,
+        sim_at(world, world->now_ns + sim_chunk_ns(world, world->conns[c]), SIM_LINK_SENT, n, c, learner->generation,
                NULL);
         return;
     }

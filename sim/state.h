@@ -78,7 +78,7 @@ struct sim_conn {
     bool pumping;
     int64_t heard_ns;
     uint64_t transfers;
-    uint32_t sending; /* Local fragment, or SIM_NONE. */
+    uint32_t sending, last_sent; /* Local fragment; `sending` may be SIM_NONE. */
     uint64_t sending_version, sending_content, sending_offset, sending_bytes;
     struct { /* Pushes on their way in. */
         bool used, kept, intact;
@@ -108,6 +108,7 @@ struct sim_learner {
     uint64_t nonce;
     uint32_t incarnations, incarnation; /* Index in the ledger. */
     double speed;
+    double chunk_seconds; /* On its connections, beyond faults.chunk_seconds. */
     int64_t stalled_until_ns, isolated_until_ns;
     uint64_t source;             /* The lease that its last sequences were of; UINT64_MAX: none yet. */
     int64_t trainer_ns, tick_ns; /* When they are scheduled; INT64_MAX: not. */
@@ -253,6 +254,7 @@ static inline int64_t sim_ns(double seconds)
 uint32_t sim_conn_new(struct sim_world *world, uint32_t learner, uint32_t shard);
 struct sim_packet *sim_packet_encode(struct sim_world *world, const struct dl_wire_message *message);
 const struct dl_wire_message *sim_packet_decode(struct sim_world *world, const struct sim_packet *packet);
+int64_t sim_chunk_ns(const struct sim_world *world, const struct sim_conn *conn); /* A chunk takes so long to go out. */
 void sim_conn_up(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
 void sim_conn_down(struct sim_world *world, uint32_t conn, struct sim_packet *packet);
 /* Its end, which lives, takes a packet: they come in the order in which they were sent, and none is missing. */

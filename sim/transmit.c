@@ -43,7 +43,7 @@ static void begin_update(struct sim_world *world, uint32_t c, uint32_t local)
     uint32_t fragment = conn->shard + local * world->config.spec->syncer.shards;
     enum dl_codec codec = world->config.spec->sync.broadcast_compression;
     conn->wanted[local] = false;
-    conn->sending = local;
+    conn->sending = conn->last_sent = local;
     conn->sending_version = version->version;
     conn->sending_content = version->content;
     conn->sending_offset = 0;
@@ -93,7 +93,9 @@ void sim_syncer_pump(struct sim_world *world, uint32_t c)
     }
     int64_t next_ns = world->now_ns + 1;
     uint32_t wanted = SIM_NONE;
-    for (uint32_t i = 0; i < world->syncers[conn->shard].fragments && wanted == SIM_NONE; i++) {
+    uint32_t fragments = world->syncers[conn->shard].fragments;
+    for (uint32_t k = 1; k <= fragments && wanted == SIM_NONE; k++) { /* In turn: on a slow link none is starved. */
+        uint32_t i = (conn->last_sent + k) % fragments;
         wanted = conn->wanted[i] ? i : SIM_NONE;
     }
     if (conn->queue_count > 0) {
@@ -102,7 +104,7 @@ void sim_syncer_pump(struct sim_world *world, uint32_t c)
         memmove(conn->queue, conn->queue + 1, conn->queue_count * sizeof(struct sim_packet *));
     } else if (conn->sending != SIM_NONE) {
         send_chunk(world, c);
-        next_ns = world->now_ns + sim_ns(world->faults.chunk_seconds);
+        next_ns = world->now_ns + sim_chunk_ns(world, conn);
     } else if (wanted != SIM_NONE) {
         begin_update(world, c, wanted);
     } else if (conn->has_farewell) {

@@ -191,6 +191,11 @@ void sim_world_crash(struct sim_world *world, uint32_t shard, double restart_sec
     sim_at(world, world->now_ns + sim_ns(restart_seconds), SIM_START_SYNCER, shard, 0, 0, NULL);
 }
 
+void sim_world_set_link(struct sim_world *world, uint32_t n, double chunk_seconds)
+{
+    world->learners[n].chunk_seconds = chunk_seconds;
+}
+
 void sim_world_set_speed(struct sim_world *world, uint32_t n, double factor)
 {
     world->learners[n].speed = factor;

@@ -59,6 +59,8 @@ void sim_world_crash(struct sim_world *world, uint32_t shard, double restart_sec
 
 /* Its steps take so many times what others' do. */
 void sim_world_set_speed(struct sim_world *world, uint32_t learner, double factor);
+/* Its link is slow: each chunk takes so much longer to go out, either way, and arrives when it is out. */
+void sim_world_set_link(struct sim_world *world, uint32_t learner, double chunk_seconds);
 
 struct sim_learner_view {
     bool alive;

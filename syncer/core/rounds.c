@@ -10,6 +10,7 @@
 
 #define SLOWER 1.5      /* A learner whose steps take so many times as long as those of who sets the pace is slow. */
 #define MISSED_ROUNDS 2 /* In a row, after which even one that is not may offer what missed them. */
+#define TRIED_EVERY 16  /* Rounds in which it does so, at most, until a fresh push is tried again. */
 #define EARLY_STEP 0.5  /* A boundary may come after so much of the time that the last steps took. */
 
 void sy_round_move(struct sy_round *round, enum sy_round_state to)
@@ -65,13 +66,21 @@ bool sy_round_is_ready(const struct sy_core *core, uint32_t local, uint32_t need
     return eligible >= need;
 }
 
+/* Of a learner that offers what missed a round: whether a fresh push is worth a trial, which costs what it would offer. At
+ * 4, 8, 16, 32, 48, ... rounds missed in a row: who was late by chance is soon back, who is behind a slow link loses little. */
+static bool is_trial(uint32_t missed)
+{
+    return missed > MISSED_ROUNDS && (missed % TRIED_EVERY == 0 || (missed & (missed - 1)) == 0);
+}
+
 /* Whether a push that missed an earlier round is wanted of this learner now. A slow one comes in time by chance only; without
- * that it would work in vain. Of the others a fresh push is better: what is offered a round late takes a fresh one's place,
- * and so on for good. */
+ * that it would work in vain. Of the others a fresh push is better, as long as it comes in time: what is offered a round late
+ * takes a fresh one's place, and so on. */
 static bool is_missed_wanted(const struct sy_round *round, const struct sy_member *member, const struct sy_part *part)
 {
     bool slow = round->pace_seconds > 0 && member->step_seconds > SLOWER * round->pace_seconds;
-    return slow || part->missed >= MISSED_ROUNDS || part->version < round->version;
+    bool late = part->missed >= MISSED_ROUNDS && !is_trial(part->missed);
+    return slow || late || part->version < round->version;
 }
 
 void sy_round_ask(struct sy_core *core, uint32_t local, uint32_t member)
@@ -312,7 +321,7 @@ static void settle_parts(struct sy_core *core, uint32_t local)
             sy_part_decide(core, local, m, DL_VERDICT_LATE, true, SY_PART_NONE);
             break;
         case SY_PART_RECEIVED:
-            part->missed = 0;
+            part->missed = part->base_version == round->version ? 0 : part->missed + 1;
             part->merged = true;
             part->merged_base = part->base_version;
             core->verdicts[DL_VERDICT_ACCEPTED]++;

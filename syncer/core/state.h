@@ -55,7 +55,7 @@ struct sy_part {
     uint64_t base_version, push_step, push_tokens;
     uint64_t offered_step;  /* t_m when its push was announced: one that missed a round is of an earlier step. */
     uint64_t answered_step; /* t_m when it declined or was refused. */
-    uint32_t missed;        /* Rounds in a row for which it was asked and came too late. */
+    uint32_t missed;        /* Rounds in a row for which it was asked, and no push on their own base came in time. */
     double norm;
     uint64_t lease, cursor; /* The data it has seen. */
     int64_t announced_ns;

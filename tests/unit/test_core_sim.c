@@ -11,6 +11,7 @@
 
 #define SECOND INT64_C(1000000000)
 #define STEP_TOKENS 100
+#define LINK_CHUNKS 7 /* Of a fragment in float32, of four. */
 
 static const char manifest[] = "apiVersion: diloco.dev/v1alpha1\nkind: DecoupledDiLoCoJob\nmetadata: {name: sim}\n"
                                "spec:\n  training: {tokenBudget: 1000000, data: {paths: [x]}}\n"
@@ -256,6 +257,56 @@ static void test_slow_learner_is_merged(void)
     }
 }
 
+/* The share of learner 2's work that is merged when a fragment takes `seconds` on its link, each way; a round of one of the
+ * four fragments begins every 0.2 s. */
+static double merged_over_a_slow_link(double seconds, uint32_t quorum)
+{
+    struct dl_spec *spec = new_spec();
+    spec->sync.fragments = 4;
+    spec->sync.interval = 8;
+    spec->sync.warmup.steps = 0;
+    spec->sync.compression = spec->sync.broadcast_compression = DL_CODEC_NONE; /* Of several chunks. */
+    spec->sync.quorum = (struct dl_count_or_percent){.value = quorum};
+    struct sim_world *world = new_calm_world(spec);
+    struct dl_err err;
+    bool over = false;
+    sim_world_set_link(world, 2, seconds / LINK_CHUNKS);
+    CU_ASSERT_EQUAL_FATAL(sim_world_run(world, 120 * SECOND, &over, &err), DL_OK);
+    struct sim_learner_view fast, slow;
+    sim_world_learner(world, 0, &fast);
+    sim_world_learner(world, 2, &slow);
+    struct sy_core_view view;
+    sy_core_view(sim_world_core(world, 0), sim_world_now(world), &view);
+    double share = (double)slow.merged_tokens / (double)(slow.tokens * spec->sync.fragments);
+    printf("\n    link %g s K=%u: %llu steps, %.2f merged (fast: %.2f), accepted %llu late %llu stale %llu; rounds "
+           "%llu, a version or "
+           "more behind %llu ",
+           seconds, quorum, (unsigned long long)slow.step, share,
+           (double)fast.merged_tokens / (double)(fast.tokens * spec->sync.fragments),
+           (unsigned long long)view.verdicts[DL_VERDICT_ACCEPTED], (unsigned long long)view.verdicts[DL_VERDICT_LATE],
+           (unsigned long long)view.verdicts[DL_VERDICT_STALE_BASE], (unsigned long long)view.rounds_merged,
+           (unsigned long long)sim_world_counts(world)->stale_merged);
+    CU_ASSERT_EQUAL(fast.waited_seconds, 0);
+    CU_ASSERT((double)fast.merged_tokens > 0.65 * (double)(fast.tokens * spec->sync.fragments));
+    CU_ASSERT(view.rounds_merged >= 590);
+    sim_world_free(world);
+    dl_spec_free(spec);
+    return share;
+}
+
+/* Q6: behind a link on which a push is late in most rounds, what missed one is merged in the next. (One that takes longer
+ * than its round stays open is late in every round; that holds up nobody either.) */
+static void test_learner_behind_a_slow_link_is_merged(void)
+{
+    static const double seconds[] = {0.02, 0.05, 0.08, 0.1, 0.3};
+    for (size_t i = 0; i < DL_COUNT_OF(seconds); i++) {
+        for (uint32_t quorum = 1; quorum <= 3; quorum += 2) {
+            double share = merged_over_a_slow_link(seconds[i], quorum);
+            CU_ASSERT(seconds[i] > 0.1 || share > 0.6);
+        }
+    }
+}
+
 static void test_decoupled_learners_never_wait(void)
 {
     struct rates free = run_hampered(0, false), hampered = run_hampered(0, true);
@@ -399,6 +450,7 @@ static void test_data_over_restarts(void)
 UNIT_MAIN("core_sim", {"faults, then the job finishes", test_faults_then_finish},
           {"decoupled learners never wait", test_decoupled_learners_never_wait},
           {"a slow learner is merged", test_slow_learner_is_merged},
+          {"behind a slow link", test_learner_behind_a_slow_link_is_merged},
           {"synchronous form", test_synchronous_form_goes_at_the_slowest_ones_speed},
           {"warm-up is held up by nobody", test_warmup_is_held_up_by_nobody_for_long},
           {"J5 J8: cut off", test_cut_off_and_cut_off_for_too_long}, {"J8: restarts", test_data_over_restarts})

@@ -135,6 +135,62 @@ static void test_q6_who_may_offer_what_missed_a_round(void)
     rig_free(rig);
 }
 
+/* Learner 1's push in the next round of fragment 0: fresh, or of the version before. Returns whether it was asked for what
+ * missed a round. */
+static bool push_in_the_next_round(struct rig *rig, bool fresh)
+{
+    struct dl_wire_push old = rig_push_of(rig, 1, 0, 0);
+    rig_apply(rig, 1, 0);
+    rig_meta(rig, 1);
+    for (uint32_t i = 0; i < 64 && rig_pull(rig, 1, 0) == NULL; i++) {
+        rig_step(rig, 0);
+    }
+    CU_ASSERT_PTR_NOT_NULL_FATAL(rig_pull(rig, 1, 0));
+    struct dl_wire_pull pull = *rig_pull(rig, 1, 0);
+    rig_step(rig, 1);
+    struct dl_wire_push push = fresh ? rig_push_of(rig, 1, 0, pull.round) : old;
+    push.round = pull.round;
+    CU_ASSERT_EQUAL(rig_announce(rig, 1, &push), DL_VERDICT_ACCEPTED);
+    rig_received(rig, 1, 0, push.round, 1);
+    if (!fresh) { /* One that missed its round makes no quorum. */
+        rig_step(rig, 0);
+        CU_ASSERT_EQUAL(rig_push(rig, 0, 0, push.round, 1), DL_VERDICT_ACCEPTED);
+    }
+    CU_ASSERT_EQUAL(rig_count(rig, SY_ACT_MERGE), 1);
+    rig_commit(rig, 0);
+    rig_apply(rig, 0, 0);
+    rig_meta(rig, 0);
+    return (pull.flags & DL_PULL_MISSED) != 0;
+}
+
+/* One that comes late again and again goes on with what missed its round, though that is merged; at the 4th, 8th, 16th and
+ * then every 16th a fresh push is tried. One fresh push in time, and fresh ones are wanted. */
+static void test_q6_one_that_is_always_late_goes_on_with_what_missed_a_round(void)
+{
+    struct rig *rig = rig_spec();
+    rig->spec->sync.grace.mode = DL_GRACE_NONE;
+    rig_start(rig);
+    rig_seed(rig, 2);
+    rig_step(rig, 1);
+    struct dl_wire_pull pull;
+    for (uint32_t late = 0; late < 2; late++) {
+        CU_ASSERT_TRUE(round_of_the_fast(rig, 0, &pull));
+        CU_ASSERT_EQUAL(pull.flags & DL_PULL_MISSED, 0);
+        if (late == 0) {
+            rig_apply(rig, 1, 0);
+            rig_meta(rig, 1);
+            rig_step(rig, 1);
+        }
+    }
+    for (uint32_t missed = 2; missed < 40; missed++) {
+        bool tried = missed == 4 || missed == 8 || missed == 16 || missed == 32;
+        CU_ASSERT_EQUAL(push_in_the_next_round(rig, false), !tried);
+    }
+    CU_ASSERT_TRUE(push_in_the_next_round(rig, true));
+    CU_ASSERT_FALSE(push_in_the_next_round(rig, true));
+    rig_free(rig);
+}
+
 /* The window is for those who can come within it: it is not held open for one in the middle of a long step. */
 static void test_q6_window_is_not_held_open_in_vain(void)
 {
@@ -166,4 +222,5 @@ UNIT_MAIN("core_slow", {"Q6 slow learner is asked", test_q6_slow_learner_is_aske
           {"Q6 missed round", test_q6_work_that_missed_its_round_is_merged_in_the_next},
           {"Q6 stale push", test_q6_stale_push_costs_no_further_round},
           {"Q6 who may offer", test_q6_who_may_offer_what_missed_a_round},
+          {"Q6 always late", test_q6_one_that_is_always_late_goes_on_with_what_missed_a_round},
           {"Q6 window", test_q6_window_is_not_held_open_in_vain})
