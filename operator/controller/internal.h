@@ -36,6 +36,7 @@ struct op_held_pod {
     uint32_t index; /* In the bucket. */
     struct op_pod pod;
     int64_t deleted_ns; /* When its deletion was asked for; 0: it was not. */
+    bool is_told;       /* That somebody else takes it away. */
 };
 
 struct op_bucket { /* The pods of one job, by the job's uid: they may be seen before it. */

@@ -263,6 +263,23 @@ static void say_why(struct turn *t, const struct op_change *change, const struct
                  "%s is asked to stop (%s)", held->name, op_reason_name(change->reason));
 }
 
+/* A pod that others take away is only ever seen to leave: by the time that it is replaced it is gone. */
+static void tell_leaving(const struct turn *t)
+{
+    for (uint32_t i = 0; t->bucket != NULL && i < t->bucket->count; i++) {
+        struct op_held_pod *held = t->bucket->pods[i];
+        const struct op_pod *pod = &held->pod;
+        bool is_of_set = pod->kind == OP_SYNCER && !pod->is_disrupted; /* Its set does so when the job is suspended. */
+        if (!pod->is_leaving || held->is_told || held->deleted_ns != 0 || is_of_set) {
+            continue;
+        }
+        held->is_told = true;
+        op_act_event(t->c, t->job, false, pod->reason[0] != 0 ? pod->reason : "Deleted", "Replace",
+                     "%s is taken away%s%s%s", held->name, pod->node[0] != 0 ? " from node " : "", pod->node,
+                     pod->is_disrupted ? "" : ": somebody deletes it");
+    }
+}
+
 static void carry_out(struct turn *t)
 {
     for (uint32_t i = 0; i < t->plan.change_count; i++) {
@@ -374,6 +391,12 @@ static void write_status(struct turn *t, const struct op_facts *facts)
     op_conditions_update(&job->conditions, facts);
     if (job->is_writing) {
         return; /* Its answer comes back here. */
+    }
+    /* A new operator asks the syncers of a job that runs before it says anything of it: who has not asked sees no learner. */
+    bool is_first_look =
+        job->told_generation == job->generation && job->poll != NULL && job->heard_ns == 0 && job->poll_failures == 0;
+    if (is_first_look && !is_over(phase) && t->problem.reason[0] == 0) {
+        return; /* The answer, or the end of the wait for it, comes back here. */
     }
     bool is_news = !job->has_phase || phase != job->phase || strcmp(job->problem, t->problem.reason) != 0;
     uint32_t truths = truths_of(&job->conditions);
@@ -521,6 +544,7 @@ static void turn_of_job(struct turn *t)
         return;
     }
     keep_parts(t);
+    tell_leaving(t);
     carry_out(t);
     say(t);
     tell_advice(t);

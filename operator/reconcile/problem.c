@@ -126,8 +126,8 @@ void op_problem_of_pod(const struct op_pod *pod, const char *name, bool is_extra
     if (found.reason[0] == 0 && strcmp(pod->waiting, "ContainerCreating") == 0 &&
         now_ns - pod->created_ns >= CREATING_NS) {
         op_problem_set(&found, "StartSlow",
-                       "pod %s: its container is being made for over a minute; a volume, secret "
-                       "or network may be missing (kubectl describe pod %s)",
+                       "pod %s: its container is being made for over a minute: a large image, or a config map, secret "
+                       "or volume that is not there (kubectl describe pod %s)",
                        name, name);
     }
     if (weight_of(found.reason) > weight_of(worst->reason)) {

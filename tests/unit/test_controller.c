@@ -297,6 +297,41 @@ static void test_lost_learner_is_replaced_alone(void)
     world_stop(&w);
 }
 
+/* An event's reason and what its note begins with, as "reason: note". */
+static bool is_event(struct world *w, const char *name, const char *what)
+{
+    char path[256], text[512];
+    snprintf(path, sizeof path, EVENTS "/%s", name);
+    cJSON *event = fake_api_get(w->rig.api, path);
+    const char *reason = cJSON_GetStringValue(member(event, "reason"));
+    const char *note = cJSON_GetStringValue(member(event, "note"));
+    snprintf(text, sizeof text, "%s: %s", reason != NULL ? reason : "", note != NULL ? note : "");
+    cJSON_Delete(event);
+    return strncmp(text, what, strlen(what)) == 0;
+}
+
+/* Who takes a pod away is told while it leaves. */
+static void test_pods_that_are_taken_away(void)
+{
+    struct world w;
+    world_start(&w);
+    pthread_mutex_lock(&w.rig.api->lock);
+    w.rig.api->pods_linger = true;
+    pthread_mutex_unlock(&w.rig.api->lock);
+    put_job(&w, TWO_LEARNERS);
+    UNTIL(&w, count_pods(&w, "learner") == 2 && says(&w, "phase", "Running"));
+    fake_api_patch(w.rig.api, PODS "/demo-learner-0-1",
+                   "{\"metadata\":{\"deletionTimestamp\":\"2026-01-01T00:00:00Z\"}}");
+    fake_api_patch(
+        w.rig.api, PODS "/demo-learner-1-1",
+        "{\"metadata\":{\"deletionTimestamp\":\"2026-01-01T00:00:00Z\"},\"status\":{\"conditions\":[{\"type\":"
+        "\"DisruptionTarget\",\"status\":\"True\",\"reason\":\"DeletionByTaintManager\"}]}}");
+    UNTIL(&w, count_if(&w, EVENTS, is_event, "Deleted: demo-learner-0-1 is taken away from node n1: somebody") == 1 &&
+                  count_if(&w, EVENTS, is_event,
+                           "DeletionByTaintManager: demo-learner-1-1 is taken away from node n1") == 1);
+    world_stop(&w);
+}
+
 /* Its pods and their logs are gone by the time that somebody looks: the job itself says what was wrong. */
 static void test_a_job_that_failed_says_why(void)
 {
@@ -454,12 +489,19 @@ static void test_another_operator_takes_over(void)
     world_start(&w);
     put_job(&w, TWO_LEARNERS);
     UNTIL(&w, count_pods(&w, "learner") == 2 && says(&w, "phase", "Running"));
-    UNTIL(&w, count_pods(&w, "evaluator") == 1);
+    UNTIL(&w, count_pods(&w, "evaluator") == 1 && says(&w, "Progressing", "True/Training"));
     op_controller_free(w.controller);
     size_t applied = fake_api_requests(w.rig.api, "PATCH", "/statefulsets/");
     size_t made = fake_api_requests(w.rig.api, "POST", "/pods"), gone = fake_api_requests(w.rig.api, "DELETE", NULL);
     fake_api_remove(w.rig.api, PODS "/demo-learner-1-1"); /* While nobody looked. */
     start_controller(&w);
+    int64_t until_ns = dl_now_ns() + RIG_BOUND_NS;
+    while (count_pods(&w, "demo-learner-1-") == 0 && dl_now_ns() < until_ns) {
+        op_loop_turn(w.rig.loop, 1);
+        run_pods(&w);
+        bool is_steady = says(&w, "Progressing", "True/Training"); /* It asks before it speaks. */
+        CU_ASSERT(is_steady);
+    }
     UNTIL(&w, count_pods(&w, "demo-learner-1-") == 1);
     CU_ASSERT_FALSE(has_pod(&w, "demo-learner-1-1")); /* A name is not given twice, even by one who knows of none. */
     let_pass(&w, DL_NS_PER_SECOND / 2);
@@ -560,6 +602,7 @@ static void test_advice_is_told_once_for_each_spec(void)
 
 UNIT_MAIN("controller", {"K10 job from apply to its end", test_job_from_apply_to_its_end},
           {"K1 lost learner is replaced alone", test_lost_learner_is_replaced_alone},
+          {"pods that are taken away", test_pods_that_are_taken_away},
           {"a job that failed says why", test_a_job_that_failed_says_why}, {"K6 refusals", test_refusals},
           {"K6 syncers that cannot be asked", test_syncers_that_cannot_be_asked},
           {"syncers come first", test_syncers_come_first}, {"K8 suspend and resume", test_suspend_and_resume},
