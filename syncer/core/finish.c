@@ -72,6 +72,7 @@ void sy_finish_begin(struct sy_core *core, enum dl_stop_result result, const cha
     core->awaits_return = result == DL_STOP_SUCCEEDED && !core->was_joined && sy_is_seeded(core);
     core->stop_result = result;
     snprintf(core->stop_text, sizeof core->stop_text, "%s", text == NULL ? "" : text);
+    sy_queue_note(core, result == DL_STOP_FAILED, "the job is to end: %s", core->stop_text);
     if (result == DL_STOP_FAILED) {
         end(core);
         return;

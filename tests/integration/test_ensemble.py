@@ -91,6 +91,22 @@ def test_finishes_by_budget(build):
         check(exported == newest, f"exported weights {exported} are not the syncer's {newest}")
 
 
+def test_started_again_after_its_end(build):
+    """J5: everybody has heard of the end, and there never was an evaluator: a syncer that is started again waits for nobody."""
+    job = manifest(TEXT, training={"tokenBudget": 2 * STEP_TOKENS * 40}, sync={"finishSeconds": 120, "warmup": {"steps": 0}},
+                   learners={"replicas": 2})
+    with Ensemble(build, job) as e:
+        e.start_syncers()
+        for n in range(2):
+            e.start_learner(n)
+        for name in ("learner-0", "learner-1", "syncer-0"):
+            e.wait_exit(name, 60)
+        e.start("again", [e.bin / "diloco-syncer", "--job", e.job_file, "--shard", "0", "--listen", "127.0.0.1:0", "--token-file",
+                          e.token_file, "--state-dir", e.folder / "state-0"])
+        e.wait_exit("again", 40)
+        check("budget reached" in e.log("again"), f"it does not say why: {e.log('again')[-300:]!r}")
+
+
 def test_weights_speak(build):
     """What was exported goes on a prompt, the same for the same seed, in the text's own words."""
     job = manifest(TEXT, training={"tokenBudget": STEP_TOKENS * 600, "evaluationSeconds": 0},
@@ -198,4 +214,4 @@ def test_wrong_input(build):
 
 
 if __name__ == "__main__":
-    main([test_finishes_by_budget, test_weights_speak, test_leaving_and_joining, test_wrong_input])
+    main([test_finishes_by_budget, test_started_again_after_its_end, test_weights_speak, test_leaving_and_joining, test_wrong_input])
