@@ -174,7 +174,7 @@ static enum dl_rc view_of_object(const cJSON *job, const char *why, struct op_vi
 static enum dl_rc combine(const struct answer *answers, uint32_t shards, struct op_job_status *out, struct dl_err *err)
 {
     struct op_job_status views[DL_SPEC_SHARDS_MAX];
-    const struct op_job_status *heard[DL_SPEC_SHARDS_MAX];
+    const struct op_job_status *heard[DL_SPEC_SHARDS_MAX] = {NULL};
     for (uint32_t i = 0; i < shards; i++) {
         op_status_init(&views[i]);
         struct dl_err ignored;
