@@ -193,7 +193,7 @@ static void send_chunk(struct wk_channel *channel)
     const struct wk_chunk *chunk = &channel->act.chunk;
     const uint8_t *data = wk_store_push(channel->hub->store, chunk->fragment, chunk->seed);
     if (data == NULL) {
-        struct dl_err err;
+        struct dl_err err = {.rc = DL_OK};
         dl_err_set(&err, DL_ENOMEM, "push fragment %u: no memory for its values", chunk->fragment);
         wk_channel_fail(channel, &err);
         return;
