@@ -14,7 +14,9 @@
 #define JOB_PACE_NS INT64_C(40000000) /* Added for each job to the time between two writes of progress. */
 #define ADOPT_NS INT64_C(200000000)   /* A job's share of the time in which all parts are applied after a start. */
 #define SET_SLOW_NS (10 * OP_SECOND)  /* A set that has not made its pods for so long meets an obstacle. */
-#define SILENT_POLLS 4                /* Looks in vain, some 30 s, at syncers that are ready. */
+#define SYNCERS_FIRST_NS                                                                                               \
+    (2 * OP_SECOND)    /* Time that a set has before learners' pods are made without waiting for its own. */
+#define SILENT_POLLS 4 /* Looks in vain, some 30 s, at syncers that are ready. */
 
 struct turn {
     struct op_controller *c;
@@ -321,7 +323,10 @@ static void find_problem(struct turn *t)
         op_problem_of_pod(&held->pod, held->name, held->pod.kind == OP_LEARNER && t->plan.pools[pool].scavenged > 0,
                           t->wall_ns, &t->problem);
     }
-    bool is_late = job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns > SET_SLOW_NS;
+    bool is_late = job->parts_applied_ns != 0 && t->now_ns - job->parts_applied_ns >= SET_SLOW_NS;
+    if (syncers < t->plan.syncers_wanted && job->parts_applied_ns != 0 && !is_late) {
+        op_controller_wake(t->c, job->key, job->parts_applied_ns + SET_SLOW_NS);
+    }
     if (t->problem.reason[0] == 0 && syncers < t->plan.syncers_wanted && is_late && job->part_done[OP_PART_SET] != 0) {
         op_problem_set(&t->problem, "SyncersMissing",
                        "StatefulSet %s-syncer has made %u of %u pods: a quota or an admission policy may refuse them "
@@ -490,6 +495,18 @@ static void clean_up(struct turn *t)
 
 /* --- the turn --- */
 
+/* The syncers' pods come first: where a quota has room for a few pods only, learners without a syncer are of no use. Not
+ * for long, since what keeps those pods from being made is told by the server's answer to ours (K6). */
+static bool waits_for_set(const struct turn *t)
+{
+    int64_t until_ns = t->job->parts_applied_ns + SYNCERS_FIRST_NS;
+    bool waits = count_syncers(t) < t->job->wanted.shards && t->now_ns < until_ns;
+    if (waits) {
+        op_controller_wake(t->c, t->job->key, until_ns);
+    }
+    return waits;
+}
+
 static bool plan(struct turn *t)
 {
     struct op_job *job = t->job;
@@ -508,10 +525,9 @@ static bool plan(struct turn *t)
     }
     job->wanted.started_ns = job->started_ns;
     job->wanted.capacity_changes = t->c->capacity_changes;
-    /* Pods need the token and the spec; addresses are names that are known before anybody listens there. The syncers' pods
-     * are made first: where a quota has room for a few pods only, learners without a syncer are of no use. */
-    job->wanted.endpoints_known = job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0 &&
-                                  count_syncers(t) >= job->wanted.shards;
+    /* Pods need the token and the spec; addresses are names that are known before anybody listens there. */
+    job->wanted.endpoints_known =
+        job->part_done[OP_PART_TOKEN] != 0 && job->part_done[OP_PART_SPEC] != 0 && !waits_for_set(t);
     observe(t, instances);
     note_last_words(t);
     op_progress_read(job, t->bucket, &progress);

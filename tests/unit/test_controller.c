@@ -437,6 +437,9 @@ static void test_syncers_come_first(void)
         op_loop_turn(w.rig.loop, 10);
     }
     CU_ASSERT_EQUAL(fake_api_count(w.rig.api, PODS, NULL), 0);
+    bool is_tried =
+        RIG_UNTIL(&w.rig, count_pods(&w, "learner") == 2); /* What keeps the set from its pods is to be told. */
+    CU_ASSERT(is_tried);
     UNTIL(&w, count_pods(&w, "learner") == 2 && count_pods(&w, "evaluator") == 1);
     world_stop(&w);
 }
