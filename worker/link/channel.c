@@ -11,6 +11,7 @@
 /* Bytes at once, no longer after those before them: a connection that fills a chunk within a moment. */
 #define FAST_BYTES (32u << 10)
 #define FAST_NS INT64_C(20000000)
+#define FAST_TIMES 8 /* As many times what came in FAST_NS is waited for at most: 160 ms, within any timeout. */
 #define CHUNK_HEAD_BYTES (DL_WIRE_HEADER_BYTES + DL_WIRE_CHUNK_PREFIX_BYTES)
 static_assert(DL_WIRE_CONTROL_PAYLOAD_MAX >= TLS_RECORD_BYTES, "a record's data fits the send buffer");
 
@@ -321,8 +322,9 @@ static void set_alarm(struct wk_channel *channel, size_t total)
 {
     uint8_t *at = NULL;
     bool is_fast = total >= FAST_BYTES && channel->now_ns - channel->read_ns < FAST_NS;
+    size_t most = DL_MIN((size_t)WK_READ_BYTES, FAST_TIMES * total);
     channel->read_ns = channel->now_ns;
-    wk_stream_wake_at(&channel->stream, is_fast ? DL_MIN(next_placed(channel, &at), (size_t)WK_READ_BYTES) : 1);
+    wk_stream_wake_at(&channel->stream, is_fast ? DL_MIN(next_placed(channel, &at), most) : 1);
 }
 
 static void read_frames(struct wk_channel *channel)

@@ -16,7 +16,7 @@
 
 #define WK_IN_BYTES 16384          /* Receive buffer, for all that has no place of its own. */
 #define WK_IN_BESIDE_BYTES 4096    /* Of it, used when a chunk's data is received to its place in the same call. */
-#define WK_READ_BYTES (256u << 10) /* In one call: hashed before the second-level cache has lost it. */
+#define WK_READ_BYTES (512u << 10) /* In one call: few calls, and hashed before the second-level cache has lost it. */
 #define WK_READ_BUDGET (8u << 20)  /* Bytes taken from one connection before the others have their turn. */
 #define WK_CONNECT_SECONDS 10      /* For one address. */
 
