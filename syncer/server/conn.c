@@ -174,6 +174,7 @@ void sy_conn_closed(struct sy_conn *conn)
     let_go(conn, SY_LEAVE_LOST, SY_LOST_TEXT);
     sy_tape_leave(conn);
     sy_conn_release_queues(conn);
+    sy_conn_release_left(conn);
     sy_receive_release(&conn->receive);
     if (conn->prev != NULL) {
         conn->prev->next = conn->next;
@@ -223,6 +224,9 @@ static void send_heartbeat(struct sy_conn *conn, const struct sy_core_view *view
 void sy_conn_tick(struct sy_conn *conn, int64_t now_ns, const struct sy_core_view *heartbeat)
 {
     int64_t timeout_ns = (int64_t)(conn->server->spec->sync.timeout_seconds * 1e9);
+    if (conn->left.bytes > 0 && conn->wsi != NULL) {
+        lws_validity_confirmed(conn->wsi); /* A ping of its own must not come into the middle of a frame. */
+    }
     if (conn->state == SY_CONN_OPEN) {
         if (now_ns - conn->opened_ns > HELLO_NS) {
             sy_conn_end(conn, SY_LEAVE_PROTOCOL, LWS_CLOSE_STATUS_POLICY_VIOLATION, "no HELLO in time");

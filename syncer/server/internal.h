@@ -89,6 +89,13 @@ struct sy_control { /* An encoded control message, LWS_PRE bytes of room before 
     uint8_t bytes[];
 };
 
+struct sy_left { /* Of a frame that a plain socket has not taken whole: goes before all else. */
+    const uint8_t *at;
+    size_t bytes;         /* 0: nothing is left. */
+    struct sy_blob *blob; /* Whose memory it is, */
+    uint8_t *copy;        /* or this one. */
+};
+
 struct sy_conn {
     struct sy_conn *prev, *next;
     struct sy_server *server;
@@ -125,6 +132,7 @@ struct sy_conn {
     uint8_t pong[DL_WS_CONTROL_MAX];
     int64_t transfer_ns; /* When the last byte of a transfer came, or the first was announced. */
     /* Sending. */
+    struct sy_left left;
     struct sy_control *first, *last;
     uint32_t control_count;
     size_t control_bytes;
@@ -210,6 +218,8 @@ void sy_conn_drop_updates(struct sy_conn *conn);
 /* The socket takes more: writes one message. False: close now. */
 bool sy_conn_writeable(struct sy_conn *conn);
 void sy_conn_release_queues(struct sy_conn *conn);
+/* The connection is gone: the rest of a frame goes with it. */
+void sy_conn_release_left(struct sy_conn *conn);
 
 /* --- times.c ---------------------------------------------------------------------------------------------------------
  */

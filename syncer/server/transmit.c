@@ -1,6 +1,8 @@
 #include <assert.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "common/log.h"
 #include "common/mem.h"
@@ -199,22 +201,72 @@ static void begin_update(struct sy_conn *conn)
 /* --- writing --------------------------------------------------------------------------------------------------------
  */
 
-/* A frame of its own, whose head goes before the bytes, where there is room for it (LWS_PRE). */
-static bool write_frame(struct sy_conn *conn, enum dl_ws_opcode opcode, uint8_t *bytes, size_t size)
+void sy_conn_release_left(struct sy_conn *conn)
 {
-    uint8_t head[DL_WS_HEAD_MAX];
-    size_t length = dl_ws_head(opcode, size, NULL, head);
-    static_assert(DL_WS_HEAD_MAX <= LWS_PRE, "room for a frame's head");
-    memcpy(bytes - length, head, length);
-    /* What the socket does not take at once libwebsockets keeps (one message at most) and sends first. */
-    return lws_write(conn->wsi, bytes - length, length + size, LWS_WRITE_RAW) >= (int)(length + size);
+    sy_blob_drop(conn->left.blob);
+    free(conn->left.copy);
+    conn->left = (struct sy_left){0};
 }
 
-static bool write_bytes(struct sy_conn *conn, uint8_t *bytes, size_t size)
+/* The socket took the beginning of a frame: the rest goes first when it takes more. A chunk's is sent from where it lies. */
+static bool keep_left(struct sy_conn *conn, const uint8_t *rest, size_t bytes, struct sy_blob *blob)
+{
+    assert(conn->left.bytes == 0);
+    if (blob != NULL) {
+        conn->left = (struct sy_left){.at = rest, .bytes = bytes, .blob = sy_blob_hold(blob)};
+        return true;
+    }
+    uint8_t *copy = malloc(bytes);
+    if (copy != NULL) {
+        memcpy(copy, rest, bytes);
+        conn->left = (struct sy_left){.at = copy, .bytes = bytes, .copy = copy};
+    }
+    return copy != NULL;
+}
+
+/* What the socket takes of `size` bytes; false: it is broken. */
+static bool send_some(const struct sy_conn *conn, const uint8_t *bytes, size_t size, size_t *sent)
+{
+    ssize_t taken = send(conn->fd, bytes, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    *sent = taken < 0 ? 0 : (size_t)taken;
+    return taken >= 0 || errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+static bool write_left(struct sy_conn *conn)
+{
+    size_t sent;
+    if (!send_some(conn, conn->left.at, conn->left.bytes, &sent)) {
+        return false;
+    }
+    conn->left.at += sent;
+    conn->left.bytes -= sent;
+    if (conn->left.bytes == 0) {
+        sy_conn_release_left(conn);
+    }
+    return true;
+}
+
+/* A frame of its own, whose head goes before the bytes, where there is room for it (LWS_PRE); of `blob`, or none. */
+static bool write_frame(struct sy_conn *conn, enum dl_ws_opcode opcode, uint8_t *bytes, size_t size,
+                        struct sy_blob *blob)
+{
+    uint8_t head[DL_WS_HEAD_MAX];
+    size_t length = dl_ws_head(opcode, size, NULL, head), sent;
+    static_assert(DL_WS_HEAD_MAX <= LWS_PRE, "room for a frame's head");
+    bytes -= length;
+    size += length;
+    memcpy(bytes, head, length);
+    if (conn->ssl != NULL) { /* What is not taken at once libwebsockets keeps (one message at most) and sends first. */
+        return lws_write(conn->wsi, bytes, size, LWS_WRITE_RAW) >= (int)size;
+    }
+    return send_some(conn, bytes, size, &sent) && (sent == size || keep_left(conn, bytes + sent, size - sent, blob));
+}
+
+static bool write_bytes(struct sy_conn *conn, uint8_t *bytes, size_t size, struct sy_blob *blob)
 {
     conn->server->counters.bytes_out += size;
     conn->server->counters.messages_out++;
-    return write_frame(conn, DL_WS_BINARY, bytes, size);
+    return write_frame(conn, DL_WS_BINARY, bytes, size, blob);
 }
 
 static bool write_control(struct sy_conn *conn)
@@ -226,7 +278,7 @@ static bool write_control(struct sy_conn *conn)
     }
     conn->control_count--;
     conn->control_bytes -= control->size;
-    bool written = write_bytes(conn, control->bytes + LWS_PRE, control->size);
+    bool written = write_bytes(conn, control->bytes + LWS_PRE, control->size, NULL);
     free(control);
     return written;
 }
@@ -237,7 +289,7 @@ static bool write_chunk(struct sy_conn *conn)
     size_t size;
     struct sy_blob *blob = conn->sending;
     uint8_t *frame = sy_blob_frame(blob, conn->sending_chunk, &size);
-    bool written = write_bytes(conn, frame, size);
+    bool written = write_bytes(conn, frame, size, blob);
     conn->sending_chunk++;
     if (conn->sending_chunk == blob->chunk_count) {
         sy_times_sent(conn->server, blob);
@@ -268,7 +320,7 @@ static bool write_last_chunk(struct sy_conn *conn, struct sy_blob **parked)
     struct sy_blob *blob = dl_take(*parked);
     conn->parked_count--;
     uint8_t *frame = sy_blob_frame(blob, blob->chunk_count - 1, &size);
-    bool written = write_bytes(conn, frame, size);
+    bool written = write_bytes(conn, frame, size, blob);
     sy_times_sent(conn->server, blob);
     sy_blob_drop(blob);
     return written;
@@ -279,14 +331,14 @@ static bool write_pong(struct sy_conn *conn)
     uint8_t frame[LWS_PRE + DL_WS_CONTROL_MAX];
     memcpy(frame + LWS_PRE, conn->pong, conn->pong_bytes);
     conn->pong_due = false;
-    return write_frame(conn, DL_WS_PONG, frame + LWS_PRE, conn->pong_bytes);
+    return write_frame(conn, DL_WS_PONG, frame + LWS_PRE, conn->pong_bytes, NULL);
 }
 
 /* The last that goes out. Then what the peer still sends is thrown away until its own close comes, so that it gets to read
  * why: a socket that is closed with bytes unread takes back what is on its way. */
 static bool write_close(struct sy_conn *conn)
 {
-    if (conn->close_sent) { /* It is out: libwebsockets holds nothing back when it says that more can be written. */
+    if (conn->close_sent) { /* It is out: nothing is held back when more can be written. */
         if (conn->close_received) {
             sy_socket_finish(conn);
         }
@@ -299,13 +351,13 @@ static bool write_close(struct sy_conn *conn)
     memcpy(frame + LWS_PRE + 2, conn->close_text, strlen(conn->close_text));
     conn->close_sent = true;
     lws_callback_on_writable(conn->wsi);
-    return write_frame(conn, DL_WS_CLOSE, frame + LWS_PRE, size);
+    return write_frame(conn, DL_WS_CLOSE, frame + LWS_PRE, size, NULL);
 }
 
 static bool has_something_to_send(const struct sy_conn *conn)
 {
-    return conn->pong_due || conn->first != NULL || conn->sending != NULL || conn->wanted_count > 0 ||
-           conn->offered_count > 0 || conn->farewell != NULL || released(conn) != NULL;
+    return conn->left.bytes > 0 || conn->pong_due || conn->first != NULL || conn->sending != NULL ||
+           conn->wanted_count > 0 || conn->offered_count > 0 || conn->farewell != NULL || released(conn) != NULL;
 }
 
 bool sy_conn_writeable(struct sy_conn *conn)
@@ -313,6 +365,11 @@ bool sy_conn_writeable(struct sy_conn *conn)
     conn->blocked_ns = 0;
     bool written = true;
     struct sy_blob **finished = released(conn);
+    if (conn->left.bytes > 0) {
+        conn->blocked_ns = conn->server->now_ns;
+        lws_callback_on_writable(conn->wsi);
+        return write_left(conn);
+    }
     if (conn->first == NULL && conn->sending == NULL && finished == NULL && conn->state == SY_CONN_JOINED) {
         begin_update(conn);
     }
@@ -326,7 +383,7 @@ bool sy_conn_writeable(struct sy_conn *conn)
         written = write_chunk(conn);
     } else if (conn->farewell != NULL) {
         struct sy_control *control = dl_take(conn->farewell);
-        written = write_bytes(conn, control->bytes + LWS_PRE, control->size);
+        written = write_bytes(conn, control->bytes + LWS_PRE, control->size, NULL);
         free(control);
     }
     if (!written) {
