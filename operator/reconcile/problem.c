@@ -103,7 +103,7 @@ static int weight_of(const char *reason)
 static bool is_of_volume(const char *message)
 {
     return strstr(message, "PersistentVolumeClaim") != NULL || strstr(message, "persistentvolumeclaim") != NULL ||
-           strstr(message, "volume node affinity") != NULL;
+           strstr(message, "volume node affinity") != NULL || strstr(message, "persistent volumes to bind") != NULL;
 }
 
 void op_problem_of_pod(const struct op_pod *pod, const char *name, bool is_extra, int64_t now_ns,
