@@ -117,9 +117,8 @@ def record(e, learners, plan, every_rounds, rounds, seed):
 
 
 def job(**spec):
-    base = {"training": {"tokenBudget": 10**9}, "learners": {"replicas": 3, "max": 12}}
-    base.update(spec)
-    return manifest(TEXT, **base)
+    training = {"tokenBudget": 10**9} | spec.pop("training", {})
+    return manifest(TEXT, **({"training": training, "learners": {"replicas": 3, "max": 12}} | spec))
 
 
 def copies(e, name):
