@@ -2,7 +2,7 @@
  *
  * shell.c    libwebsockets: context, callbacks, timers, signals
  * http.c     /healthz, /readyz, /metrics, /status; commands: /stop, /finish, /drain
- * socket.c   reads WebSocket connections, which libwebsockets accepted, upgraded, and writes to; intake.c threads that do so
+ * socket.c   reads WebSocket connections, which libwebsockets accepted and upgraded; intake.c threads that do so
  *            as well while the data of a chunk come, placed.c what both do with these
  * conn.c     a connection's life; transmit.c what it sends; inbound.c what its messages do
  * tape.c     what learners deliver to the event tape
