@@ -68,8 +68,7 @@ struct sy_conn *sy_conn_of_member(struct sy_server *server, uint32_t member)
 /* Pushes that are not there in full die with their connection; complete ones stay in their round. */
 static void abort_transfers(struct sy_conn *conn)
 {
-    sy_socket_recall(conn);
-    sy_receive_drop_chunk(&conn->receive);
+    sy_socket_drop_chunk(conn);
     for (uint32_t i = 0; i < conn->transfer_count; i++) {
         if (conn->transfers[i].push != NULL) {
             sy_incoming_drop(conn->server, conn->transfers[i].push);

@@ -119,8 +119,7 @@ void sy_conn_forget_push(struct sy_conn *conn, const struct sy_incoming *push)
     for (uint32_t i = 0; i < conn->transfer_count; i++) {
         if (conn->transfers[i].push == push) {
             conn->transfers[i].push = NULL;
-            sy_socket_recall(conn);
-            sy_receive_drop_chunk(&conn->receive);
+            sy_socket_drop_chunk(conn);
         }
     }
 }

@@ -20,8 +20,8 @@ struct intake_thread {
     int epoll_fd;
     uint32_t assigned;    /* Loans that it receives for, away or not. */
     struct sy_loan *busy; /* Under the lock: the one that it reads for. */
-    struct sy_loan
-        *slots[SY_LOANS_MAX]; /* Under the lock: what is away. An event names a slot, since loans may go meanwhile. */
+    /* Under the lock: what is away. An event names a slot, since loans may go meanwhile. */
+    struct sy_loan *slots[SY_LOANS_MAX];
 };
 
 struct sy_intake {
@@ -66,6 +66,9 @@ static void unlink_back(struct sy_intake *intake, struct sy_loan *loan)
 
 static void recall(struct sy_intake *intake, struct sy_loan *loan)
 {
+    if (loan->where != SY_LOAN_AWAY) {
+        return;
+    }
     struct intake_thread *thread = &intake->threads[loan->hand - 2];
     atomic_store_explicit(&loan->recalled, true, memory_order_relaxed);
     while (thread->busy == loan) {
@@ -286,9 +289,7 @@ bool sy_intake_lend(struct sy_intake *intake, struct sy_loan *loan)
 void sy_intake_recall(struct sy_intake *intake, struct sy_loan *loan)
 {
     pthread_mutex_lock(&intake->lock);
-    if (loan->where == SY_LOAN_AWAY) {
-        recall(intake, loan);
-    }
+    recall(intake, loan);
     pthread_mutex_unlock(&intake->lock);
 }
 
@@ -303,21 +304,14 @@ struct sy_loan *sy_intake_take(struct sy_intake *intake)
     return loan;
 }
 
-void sy_intake_take_home(struct sy_intake *intake, struct sy_loan *loan)
+void sy_intake_forget(struct sy_intake *intake, struct sy_loan *loan)
 {
     pthread_mutex_lock(&intake->lock);
-    if (loan->where == SY_LOAN_AWAY) {
-        recall(intake, loan);
-    }
+    recall(intake, loan);
     if (loan->where == SY_LOAN_BACK) {
         unlink_back(intake, loan);
     }
     pthread_mutex_unlock(&intake->lock);
-}
-
-void sy_intake_forget(struct sy_intake *intake, struct sy_loan *loan)
-{
-    sy_intake_take_home(intake, loan);
     if (loan->hand != 0) {
         --*(loan->hand == 1 ? &intake->at_home : &intake->threads[loan->hand - 2].assigned);
         loan->hand = 0;

@@ -61,9 +61,7 @@ bool sy_intake_lend(struct sy_intake *intake, struct sy_loan *loan);
 void sy_intake_recall(struct sy_intake *intake, struct sy_loan *loan);
 /* The next one that has come back, which is then at home; NULL: none. */
 struct sy_loan *sy_intake_take(struct sy_intake *intake);
-/* It is at home, wherever it was. What came back with it is in it. */
-void sy_intake_take_home(struct sy_intake *intake, struct sy_loan *loan);
-/* The same for good: its connection ends, others may have its turn. */
+/* It is at home, wherever it was, with what came back in it; its connection ends, others may have its turn. */
 void sy_intake_forget(struct sy_intake *intake, struct sy_loan *loan);
 
 #endif

@@ -188,8 +188,8 @@ void sy_sockets_ready(struct sy_server *server);
 bool sy_socket_take(struct sy_conn *conn);
 /* Nothing more is read nor written: libwebsockets closes it soon. */
 void sy_socket_finish(struct sy_conn *conn);
-/* No other thread reads for it, or writes where its chunk goes; what comes next the network thread reads in a later turn. */
-void sy_socket_recall(struct sy_conn *conn);
+/* The chunk under way goes nowhere any more: no thread writes to its place, and what comes next is read in a later turn. */
+void sy_socket_drop_chunk(struct sy_conn *conn);
 /* Counts what another thread has received for it. True: there was some since the last call. */
 bool sy_socket_hear(struct sy_conn *conn);
 /* The connection is lost: takes what it had said before (a goodbye, perhaps). */

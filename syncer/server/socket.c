@@ -336,11 +336,12 @@ void sy_sockets_ready(struct sy_server *server)
     }
 }
 
-void sy_socket_recall(struct sy_conn *conn)
+void sy_socket_drop_chunk(struct sy_conn *conn)
 {
     if (conn->server->sockets->intake != NULL) {
         sy_intake_recall(conn->server->sockets->intake, &conn->loan);
     }
+    sy_receive_drop_chunk(&conn->receive);
 }
 
 void sy_socket_drain(struct sy_conn *conn)

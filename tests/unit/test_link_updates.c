@@ -188,7 +188,8 @@ static void test_restarted_syncer_with_older_versions_is_followed(void)
     end();
 }
 
-static void test_restart_while_a_forgotten_version_is_applied(void)
+/* The trainer is at version 7 of fragment 0 when its syncer comes back with `version` of all, which may be 0: none. */
+static void begin_and_restart_during_an_update(uint64_t version)
 {
     begin(1);
     join(1);
@@ -196,7 +197,12 @@ static void test_restart_while_a_forgotten_version_is_applied(void)
     now += MS;
     wk_link_on_step(link_, now, 100, 1.0f);
     CU_ASSERT_EQUAL_FATAL(next_step(), WK_STEP_APPLY);
-    rejoin_with_versions(4);
+    rejoin_with_versions(version);
+}
+
+static void test_restart_while_a_forgotten_version_is_applied(void)
+{
+    begin_and_restart_during_an_update(4);
     wk_link_on_applied(link_, 0);
     CU_ASSERT_EQUAL(state_of(0).version, 0);
     boundary();
@@ -241,13 +247,7 @@ static void test_seed_is_answered_from_the_base_copy_at_any_time(void)
 /* A syncer that lost its volume asks while the trainer is at an update of before: the base copy is read when it is whole again. */
 static void test_seed_waits_for_the_update_that_is_being_applied(void)
 {
-    begin(1);
-    join(1);
-    update(0, 0, 7, 8);
-    now += MS;
-    wk_link_on_step(link_, now, 100, 1.0f);
-    CU_ASSERT_EQUAL_FATAL(next_step(), WK_STEP_APPLY);
-    rejoin_with_versions(0);
+    begin_and_restart_during_an_update(0);
     pull_flags(0, 0, 0, 1, DL_PULL_SEED);
     CU_ASSERT_NOT_EQUAL(next_act(0), WK_ACT_CHUNK);
     CU_ASSERT_FALSE(sends(0, DL_WIRE_PUSH));
